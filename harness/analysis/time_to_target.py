@@ -206,14 +206,16 @@ class Work:
 
 
 def decision(
-    results: Results, target: Target, asked: Asked, price: float | None = None
+    results: Results, target: Target, asked: Asked, price: float | None = None, links: pd.DataFrame | None = None
 ) -> tuple[pd.DataFrame, list[Work]]:
     """Return the table DECISION, and what trains the same each, of which some may be refused.
 
-    ``asked``: numbers of devices; those that were not measured are predicted. Without any those that were measured.
-    ``price``: of a device for an hour.
+    ``asked``: numbers of devices; those that were not measured are predicted, with the collectives of ``links`` too.
+    Without any those that were measured. ``price``: of a device for an hour.
     """
-    works = _works(results, target, replace(asked, devices=tuple(dict.fromkeys(asked.devices))))
+    if not asked.nodes:
+        asked = replace(asked, devices=tuple(dict.fromkeys(asked.devices)))
+    works = _works(results, target, asked, links)
     start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
     for work in works:
@@ -250,32 +252,39 @@ def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[
     row |= {f"device_hours{end}": devices * value / 3600 for end, value in ends.items()}
     row |= {f"price{end}": price * devices * value / 3600 for end, value in ends.items()} if price else {}
     by_samples = of_samples**2 / (of_samples**2 + setting.log_half**2)
-    return {**row, "samples": samples, "by_samples": by_samples, "trained": batch in work.law.trained}
+    told = {"samples": samples, "start_s": start_s, "by_samples": by_samples, "trained": batch in work.law.trained}
+    return {**row, **told}
 
 
-def _works(results: Results, target: Target, asked: Asked) -> list[Work]:
+def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame | None) -> list[Work]:
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
     trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
     measured = grouped(_measured(results), _key)
-    devices, predicted = asked.devices, grouped(_predicted(results, asked), _key)
+    predicted = grouped(_predicted(results, asked, links), _key)
+    wanted = list(zip(asked.devices, asked.nodes or (None,) * len(asked.devices), strict=True))
     contents = {key: json.loads(key) for key in dict.fromkeys([*measured, *trainings])}
     always = ("model", "data", "precision")
     every = dict.fromkeys(name for content in contents.values() for name in content if name not in always)
     varied = [name for name in every if len({str(content.get(name)) for content in contents.values()}) > 1]
     found = []
+
+    def place(row: Row) -> tuple[int, int | None]:
+        return int(row.devices), int(row.nodes) if asked.nodes else None
+
     for key, content in contents.items():
         named = [str(content[name]) for name in always if content.get(name)]
         named += [f"{name}={content.get(name)}" for name in varied]  # what tells it from the others
         own = measured.get(key, [])
-        sizes = {int(row.devices) for row in own}
-        settings = [row for row in own if row.devices in devices or not devices]
-        more = [row for row in predicted.get(key, []) if row.devices not in sizes]
-        known = sizes | {int(row.devices) for row in more}
+        sizes = {place(row) for row in own}
+        settings = [row for row in own if place(row) in wanted or not wanted]
+        more = [row for row in predicted.get(key, []) if place(row) not in sizes]
+        known = sizes | {place(row) for row in more}
         none = "not measured, and not predicted: no exchanges of this setting were recorded"
-        names = ("cell_id", "label", "global_batch_size", "per_device_batch_size", "throughput_per_s", "source")
-        lacking = [number for number in devices if own and number not in known]
-        more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=number) for number in lacking]
+        of_cell = ("cell_id", "label", "strategy", "global_batch_size", "per_device_batch_size")
+        names = (*of_cell, "throughput_per_s", "source")
+        lacking = [one for one in wanted if own and one not in known]
+        more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=size, nodes=of) for size, of in lacking]
         found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more]))
     return found
 
@@ -304,11 +313,11 @@ def _measured(results: Results) -> Iterator[Row]:
             yield Row(row, source="measured", refusal=few or None, log_half=log_half)
 
 
-def _predicted(results: Results, asked: Asked) -> Iterator[Row]:
+def _predicted(results: Results, asked: Asked, links: pd.DataFrame | None) -> Iterator[Row]:
     """Yield the settings of numbers of devices that are asked for, as far as they can be predicted."""
     if not asked.devices or results.exchanges.empty:
         return
-    for row in rows_of(predict(results, asked)):
+    for row in rows_of(predict(results, asked, links)):
         if row.kind == "asked" and not is_no_claim(row):
             known = not pd.isna(row.step_s)
             log_half = math.log(row.high / row.step_s) if known else 0.0

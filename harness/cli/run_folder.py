@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -12,6 +13,12 @@ from rich.console import Console
 from harness.cli.arguments import NoUserCode, RunArgument, away_from_current_folder, command, show
 from harness.errors import ExportError, PredictionError, RunFolderError
 from harness.system.uri import is_uri
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from harness.analysis.prediction.predictions import Asked
+    from harness.analysis.results import Results
 
 Devices = Annotated[str, typer.Option(metavar="N,N...", help="The numbers of devices to predict.")]
 Nodes = Annotated[
@@ -73,6 +80,24 @@ OwnFile = Annotated[
 ]
 
 
+def _asked(devices: str | None, nodes: str | None, between_nodes: str | None, *, far: bool) -> Asked:
+    """Return the sizes that the options ask for; raise what reading them raises."""
+    from harness.analysis.prediction.predictions import Asked
+    from harness.cli.arguments import parse_link, parse_numbers
+
+    numbers = parse_numbers(devices, "--devices") if devices else ()
+    of_nodes = parse_numbers(nodes, "--nodes") if nodes else ()
+    asked = Asked(numbers, of_nodes, far=far, between=parse_link(between_nodes))
+    asked.check()
+    return asked
+
+
+def _read_links(links: Path | None, results: Results) -> pd.DataFrame | None:
+    from harness.analysis.prediction.collective_times import read_links
+
+    return read_links(links, results.collectives) if links else None
+
+
 @command
 def predict_command(
     run_folder: RunArgument,
@@ -86,28 +111,16 @@ def predict_command(
     output: PredictionFigure = None,
 ) -> int:
     """Predict steps, with 95 % intervals, and throughput on more devices than RUN_FOLDER measured; measures nothing."""
-    from harness.analysis.prediction.collective_times import read_links
-    from harness.analysis.prediction.predictions import Asked
     from harness.analysis.results import load, predict
-    from harness.cli.arguments import parse_link, parse_numbers
 
-    numbers = parse_numbers(devices, "--devices")
-    asked = Asked(
-        numbers,
-        parse_numbers(nodes, "--nodes") if nodes else (),
-        far=far,
-        most_fitted=fit_up_to,
-        between=parse_link(between_nodes),
-    )
-    asked.check()
+    asked = replace(_asked(devices, nodes, between_nodes, far=far), most_fitted=fit_up_to)
     results = load(run_folder)
     if results.exchanges.empty:
         raise PredictionError(
             f"{run_folder}: recorded no exchanges, from which steps are predicted; measure ddp or fsdp on several "
             "devices with throughput.explain: true and this version"
         )
-    further = read_links(links, results.collectives) if links else None
-    table = predict(results, asked, further)
+    table = predict(results, asked, _read_links(links, results))
     from harness.report.row import rows_of
     from harness.report.tables.prediction import (
         disagreements,
@@ -124,7 +137,7 @@ def predict_command(
         content = prediction_table(family, narrow=True, price=price, currency=currency)
         if content.rows:
             Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
-    for reason in [*disagreements(table), *refusals(table), *measured_alone(table, numbers)]:
+    for reason in [*disagreements(table), *refusals(table), *measured_alone(table, asked.devices)]:
         show(reason)
     if output is None:
         return 0
@@ -143,22 +156,24 @@ def decide_command(
     price: Price = None,
     within: Within = None,
     budget: Budget = None,
+    nodes: Nodes = None,
+    links: LinksOf = None,
     between_nodes: BetweenNodes = None,
     far: Far = False,
 ) -> int:
     """Say how many devices to use, for how long and at what price, until RUN_FOLDER's training reaches a target."""
-    from harness.analysis.prediction.predictions import Asked
     from harness.analysis.results import load
     from harness.analysis.time_to_target import decision
-    from harness.cli.arguments import parse_link, parse_numbers, parse_target, parse_time
+    from harness.cli.arguments import parse_target, parse_time
     from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
     from harness.run.console import rich_table
     from harness.system.files import remove_all, replace_text
 
-    if between_nodes and not devices:
-        raise PredictionError("--between-nodes: is for sizes that were not measured; give them with --devices")
+    for option, given in (("--nodes", nodes), ("--links", links), ("--between-nodes", between_nodes)):
+        if given and not devices:
+            raise PredictionError(f"{option}: is for sizes that were not measured; give them with --devices")
     wanted, within_s = parse_target(target), parse_time(within, "--within") if within else None
-    numbers = parse_numbers(devices, "--devices") if devices else ()
+    asked = _asked(devices, nodes, between_nodes, far=far)
     results = load(run_folder)
     cost = results.experiment.cost
     price = price if price is not None else cost.per_device_hour if cost else None
@@ -167,7 +182,7 @@ def decide_command(
     if not all(math.isfinite(value) for value in (price, budget) if value is not None):
         raise PredictionError("--price, --budget: got a value that is not finite; allowed: a number above 0")
     wish = Wish(price, cost.currency if cost else "", within_s, budget)
-    table, works = decision(results, wanted, Asked(numbers, far=far, between=parse_link(between_nodes)), price)
+    table, works = decision(results, wanted, asked, price, _read_links(links, results))
     shown = f"{wanted.metric} {'>=' if wanted.at_least is not None else '<='} "
     shown += f"{wanted.at_least if wanted.at_least is not None else wanted.at_most:g}"
     content = decision_table(table, wish)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.axes import Axes
 
+from harness.analysis.common import grouped
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
 from harness.analysis.trials import NO_METRIC
@@ -50,10 +50,11 @@ class Wish:
 
     def cost(self, row: Row, end: str = "") -> str:
         """Return the price of a row with its currency or, without a price, its device-hours."""
-        return self.amount(number(row[f"{self.money}{end}"]))
+        return f"{speed(number(row[f'{self.money}{end}']))} {self.unit}".strip()
 
-    def amount(self, value: float) -> str:
-        return f"{speed(value)} {self.currency if self.price else 'device-hours'}".strip()
+    @property
+    def unit(self) -> str:
+        return self.currency if self.price else "device-hours"
 
     def fits(self, row: Row) -> bool:
         """Return whether time and money are enough at the upper ends of their intervals."""
@@ -62,26 +63,39 @@ class Wish:
 
 
 def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
-    """Return a row for each number of devices and batch, the fastest first; those without a time last.
-
-    The frontier: settings than which no other is both faster and cheaper.
-    """
+    """Return a row for each setting with a time, the fastest first; "*" if no other is both faster and cheaper."""
     unit = (wish.currency or "price") if wish.price else "device-hours"
     works = (("work", "work", words),) if decision["work"].nunique() > 1 else ()
     columns: tuple[Column, ...] = (
         *works,
-        ("devices", devices_text, words),
+        ("setting", _placed, words),
         ("batch", "global_batch_size", decimal("{:,.0f}")),
-        ("strategy", lambda row: joined(str(row.strategy), str(row.own_options or "")), words),
-        ("speed", lambda row: "" if row.source == "measured" else str(row.source or ""), words),
-        ("samples", "samples", speed),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
         (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", speed), words),
-        ("frontier", lambda row: "*" if is_true(row.on_frontier) else "", words),
-        ("reason", "reason", words),
+        ("", lambda row: "*" if is_true(row.on_frontier) else "", words),
     )
-    rows = sorted(rows_of(decision), key=lambda row: math.inf if is_missing(row.time_s) else number(row.time_s))
+    known = (row for row in rows_of(decision) if not is_missing(row.time_s))
+    rows = sorted(known, key=lambda row: number(row.time_s))
     return make_table(columns, rows, lambda row: "base" if is_true(row.on_frontier) else "", ordered=True)
+
+
+def _placed(row: Row) -> str:
+    """Return 'ddp x2', or 'ddp x8 on 2 nodes, predicted'."""
+    setting = joined(f"{row.strategy} x{devices_text(row)}", str(row.own_options or ""))
+    return setting if row.source == "measured" else f"{setting}, {row.source}"
+
+
+def _left_out(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield why settings have no time, those of one reason together."""
+    by_reason = grouped((row for row in rows if is_missing(row.time_s)), lambda row: str(row.reason))
+    for reason, group in by_reason.items():
+        places = dict.fromkeys(
+            f"{devices_text(row)} devices" if is_missing(row.strategy) else f"{row.strategy} x{devices_text(row)}"
+            for row in group
+        )
+        batches = sorted({int(row.global_batch_size) for row in group if not is_missing(row.global_batch_size)})
+        at = f" at {'batch' if len(batches) == 1 else 'batches'} {', '.join(map(str, batches))}" if batches else ""
+        yield f"Without a time: {', '.join(places)}{at}: {reason}."
 
 
 def _spanned(row: Row, name: str, unit: str, form: Callable[[float], str]) -> str:
@@ -95,6 +109,10 @@ def _spanned(row: Row, name: str, unit: str, form: Callable[[float], str]) -> st
 
 def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Iterator[str]:
     """Yield what to use for each work, what it rests on, or why nothing is said."""
+    every = rows_of(decision)
+    if starts := [number(row.start_s) for row in every if not is_missing(row.time_s)]:
+        yield f"* No other is both faster and cheaper. Times include {duration(starts[0])} in which processes start."
+    yield from _left_out(every)
     for work in works:
         if work.refusal:
             yield f"{work.name}: {work.refusal}."
@@ -110,7 +128,7 @@ def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) ->
             f"{plural(len(work.samples), 'training')} at {', '.join(map(str, law.trained))}, "
             f"{law.spread:.0%} around the law."
         )
-        rows = [row for row in rows_of(decision) if row.work == work.name and not is_missing(row.time_s)]
+        rows = [row for row in every if row.work == work.name and not is_missing(row.time_s)]
         if not rows:
             yield f"{work.name}: no setting has both a throughput and a batch that the law holds for."
         elif not (fitting := [row for row in rows if wish.fits(row)]):
@@ -133,7 +151,7 @@ def chosen(rows: Sequence[Row], wish: Wish) -> Row:
 def _use(rows: Sequence[Row], wish: Wish) -> str:
     row = chosen(rows, wish)
     time = _spanned(row, "time", "s", duration).replace(NO_BREAK, " ")
-    cost = _spanned(row, wish.money, "", wish.amount).replace(NO_BREAK, " ")
+    cost = f"{_spanned(row, wish.money, '', speed)} {wish.unit}".replace(NO_BREAK, " ").strip()
     text = f"use {_setting(row)}: {time}, {cost}."
     if wish.within_s is None and wish.budget is None:
         fastest = min(rows, key=lambda row: number(row.time_s))

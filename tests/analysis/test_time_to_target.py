@@ -29,6 +29,7 @@ from harness.plan.planner import make_plan
 from harness.record.schema import table_of
 from harness.report.decision import Wish, decision_lines, decision_table, pilot, write_decision
 from harness.report.row import rows_of
+from harness.report.tables.text import duration
 from tests.conftest import laptop
 from tests.run_folders import make_run
 
@@ -139,7 +140,8 @@ def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_bett
     assert "twice as many at about batch 96" in said and "the cheapest is single on 1 device, global batch 32" in said
     assert "The fastest is ddp on 2 devices, global batch 32" in said and "USD" in said
     shown = decision_table(table, Wish(price=2.5, currency="USD"))
-    assert shown.lines[0].cells[0] == "2" and len(shown.lines) == 6
+    assert shown.lines[0].cells[0] == "ddp x2" and len(shown.lines) == 6
+    assert said.startswith(f"* No other is both faster and cheaper. Times include {duration(start)} in which")
     assert [path.suffix for path in write_decision(tmp_path / "figures", table, Wish())] == [".png", ".svg"]
     assert len(works) == 1
     for row in time_to_target._measured(results):  # of one further process, not of the mean of three blocks
@@ -244,9 +246,14 @@ def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
     study: Study, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = copy(study())
-    table, *_ = answer(results, devices=(2, 8))
+    table, _, said = answer(results, devices=(2, 8))
+    assert "Without a time: 8 devices: not measured, and not predicted" in said
+    assert len(decision_table(table, NO_WISH).lines) == 3
     reasons = {row.devices: row.reason for row in rows_of(table)}
     assert reasons == {2: None, 8: "not measured, and not predicted: no exchanges of this setting were recorded"}
+    on_nodes, _ = decision(results, TARGET, Asked((2, 2), (1, 2)))
+    found = {(row.devices, row.nodes): row.reason for row in rows_of(on_nodes)}
+    assert found[2, 1] is None and "not predicted" in found[2, 2] and len(on_nodes) == 4  # three batches of the first
     known = rows_of(results.leaders)[0]
     asked = {**known, "kind": "asked", "devices": 8, "step_s": 0.1, "high": 0.11, "low": 0.09, "refusal": None}
     lacks = {**asked, "devices": 16, "global_batch_size": None, "step_s": None, "refusal": "32 does not divide by 16"}
@@ -254,7 +261,7 @@ def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
     both = [{**asked, "throughput_per_s": 4000.0}, {**lacks, "throughput_per_s": None}]
     columns = table_of("prediction").names
     frame = table_of("prediction").frame([{name: row.get(name) for name in columns} for row in both])
-    monkeypatch.setattr(time_to_target, "predict", lambda results, asked: frame)
+    monkeypatch.setattr(time_to_target, "predict", lambda results, asked, links: frame)
     vars(results)["exchanges"] = pd.DataFrame([{"cell_id": "a"}])
     rows = {row.devices: row for row in rows_of(answer(results, devices=(8, 16))[0])}
     assert (

@@ -99,6 +99,7 @@ DECISION = Table(
     real("throughput_per_s", "throughput", "samples/s"),
     real("samples", "samples to the target by the law E (1 + B / Bc)", "samples"),
     *_ends("time", "s", "time of one training to the target, its start included"),
+    real("start_s", "time in which its processes start, as in the run", "s"),
     *_ends("device_hours", "", "devices times hours"),
     *_ends("price", "", "device-hours times the price of one"),
     real("by_samples", "part of the interval's squared width by the samples, the rest by the throughput"),
