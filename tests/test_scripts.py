@@ -77,7 +77,7 @@ FAILING = {
     "no step": ("print('evaluated')", "ScriptEnded on rank 0: the script ended by itself after 0 steps of an"),
     "other ranks": (
         "import torch.multiprocessing as mp; mp.spawn(print, nprocs=2)",
-        "SpawnsRanks on rank 0: the script starts 2 ranks itself, by torch.multiprocessing.spawn, and this cell has 1",
+        "SpawnsRanks on rank 0: the script starts its ranks itself, 2 by torch.multiprocessing.spawn",
     ),
     "ranks not waited for": (
         "import torch.multiprocessing as mp; mp.start_processes(print, join=False)",

@@ -53,7 +53,8 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
         for computed_in in dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
     for row in {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}.values():
-        reason = f"independent copies: {row.connected_ranks} of its {row.devices} ranks train together"
+        group = f"in groups of {row.connected_ranks}" if row.connected_ranks > 1 else "each alone"
+        reason = f"independent copies: its {row.devices} ranks train {group}"
         named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
         rows.append({**named, "computed_in": row.precision, "equivalent": False, "reason": reason})
     return EQUIVALENCE.frame(sorted(rows, key=order))

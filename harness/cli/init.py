@@ -235,6 +235,8 @@ def write_new(contents: Mapping[Path, str]) -> None:
 
 ADDS = ("add_argument", "option")
 """The methods that add an option to a command line: argparse's, click's."""
+FLAGS = ("store_true", "store_false")
+"""The actions of options that take no value."""
 BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
 EPOCHS = re.compile(r"epochs|n[-_]?iter|max[-_](iters|steps)|num[-_]steps|iterations", re.IGNORECASE)
 LOCAL_RANK = ("--local-rank", "--local_rank")
@@ -266,7 +268,7 @@ def options_of(text: str) -> list[Option]:
             flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
             named = sorted((flag for flag in flags if flag.startswith("-")), key=len)
             constants = {key.arg: key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
-            default = constants.get("default")
+            default = None if constants.get("action") in FLAGS else constants.get("default")
             if named:
                 value = default if isinstance(default, str | int | float | bool) else None
                 found[named[-1]] = Option(named[-1], value, constants.get("required") is True)
@@ -297,6 +299,7 @@ def script_text(script: Path, file: Path) -> str:
         f"# How does {script.name} scale? harness plan, doctor and run {file.name}",
         f"name: {name or 'script'}",
         f"script: {os.path.relpath(script, file.parent)}",
+        *["# Replace each VALUE: the script needs one."] * bool(required),
         f"arguments: {' '.join(given)}" if given else "# arguments: --batch-size {per_device_batch_size}",
         "# Each name in braces in arguments is an axis, and its values stand in grid."
         + (f" Other options of the script: {'; '.join(map(str, others))}" if others else " What does the script take?"),

@@ -78,7 +78,7 @@ def remedy(message: str) -> str:
 
 def advice_on(message: str) -> str:
     """Return the remedy of an error of the workload with this message, or where to look for one."""
-    return remedy(message) or "run it as `single` on one device first"
+    return remedy(message) or "run it on one device first, outside of this benchmark if it fails there too"
 
 
 def with_remedy(text: str, message: str) -> str:

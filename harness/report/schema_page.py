@@ -22,7 +22,7 @@ Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is gener
 | `tables/*.csv`, `figures/`, `report.html` | rebuilt by `harness report RUN_FOLDER`; a table without rows has no file |
 | `checkpoints/<trial>/epoch-<n>/` | checkpoints to resume from, with `checkpoint:`; or below its `folder` |
 | `traces/<cell>-rank<n>.json.gz` | five profiled steps of the best cell and its base, in Chrome's format |
-| `logs/` | full traceback or stacks of each failed trial |
+| `logs/` | full traceback or stacks of each failed trial, and what scripts and loops printed |
 
 `harness.load(run_folder)` returns every table below as a DataFrame. A missing value is `<NA>`, never 0. A list
 is a tuple there, and text in a file, joined by "; "; a mapping is a dictionary there, and JSON in a file.

@@ -218,8 +218,8 @@ def script(devices: int, connected: int) -> dict[str, Any]:
     ("connected", "equivalence_of", "reason"),
     [
         (2, "connected", None),
-        (0, "not equivalent", "independent copies: 0 of its 2 ranks train together"),
-        (1, "not equivalent", "independent copies: 1 of its 2 ranks train together"),
+        (0, "not equivalent", "independent copies: its 2 ranks train each alone"),
+        (1, "not equivalent", "independent copies: its 2 ranks train each alone"),
     ],
 )
 def test_ranks_of_a_script_that_are_not_connected_have_no_speedup(

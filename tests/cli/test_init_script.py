@@ -18,7 +18,7 @@ parser.add_argument("-b", "--batch-size", type=int, default=64)
 parser.add_argument("--epochs", default=90, type=int)
 parser.add_argument("--lr", default=0.1)
 parser.add_argument("--data", required=True)
-parser.add_argument("--amp", action="store_true")
+parser.add_argument("--amp", action="store_true", default=False)
 parser.add_argument("file")
 parser.add_argument("--width", default=WIDTH)
 """
@@ -55,6 +55,7 @@ def test_batch_and_epochs_are_arguments_what_is_required_is_asked_and_the_rest_i
     assert experiment.arguments == ("--batch-size", "{per_device_batch_size}", "--epochs", "100000", "--data", "VALUE")
     assert experiment.grid and experiment.grid.per_device_batch_size == (64,)
     assert "Other options of the script: --lr 0.1; --data; --amp; --width" in file.read_text()
+    assert "# Replace each VALUE" in file.read_text()
 
 
 def test_options_of_click_are_read_and_a_local_rank_is_that_of_the_rank(tmp_path: Path) -> None:

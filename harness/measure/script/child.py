@@ -32,8 +32,8 @@ SPAWNED = (
     "already, as under torchrun: take that call out and call its function with int(os.environ['LOCAL_RANK'])"
 )
 OTHER_COUNT = (
-    "the script starts {nprocs} ranks itself, by torch.multiprocessing.{name}, and this cell has {count} on each node: "
-    "have it start int(os.environ['LOCAL_WORLD_SIZE']), or, on one node, {{devices}} of the file's arguments"
+    "the script starts its ranks itself, {nprocs} by torch.multiprocessing.{name}, and this cell has {count} on each "
+    "node: have it start int(os.environ['LOCAL_WORLD_SIZE']), or, on one node, {{devices}} of the file's arguments"
 )
 ADDRESS = ("MASTER_ADDR", "MASTER_PORT")
 COUNTER_VARIABLE, STACK_VARIABLE = "HARNESS_STEPS_FILE", "HARNESS_STACK_FILE"

@@ -351,7 +351,8 @@ def _findings(
     """Return the findings on a script's steps."""
     if experiment.throughput is None:  # examined for trainings alone, which end by themselves
         seen = [replace(each, by_itself=False) for each in seen]
-    return rows_of(judge(seen, trial.cell, stated, profiles, examined=trial.purpose == "doctor"), experiment)
+    how = {"examined": trial.purpose == "doctor", "pauses": experiment.step.pause == "validation"}
+    return rows_of(judge(seen, trial.cell, stated, profiles, **how), experiment)
 
 
 def rows_of(findings: Iterable[Finding], experiment: ScriptExperiment) -> list[FindingRow]:

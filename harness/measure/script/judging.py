@@ -63,24 +63,27 @@ def judge(
     profiles: Sequence[ProfiledSteps] = (),
     *,
     examined: bool = False,
+    pauses: bool = False,
 ) -> Iterator[Finding]:
     """Yield findings on a script.
 
     ``stated``: samples of a step and rank by the file, None if counted. ``examined``: by the doctor, whose trial has no
-    row of a table for the wait for data.
+    row of a table for the wait for data. ``pauses``: whether the file leaves out evaluation.
     """
     facts, first = [each.facts for each in ranks], ranks[0]
     connected, trained = min(each.connected for each in facts), together(facts)
     if cell.devices > 1 and trained < cell.devices:
         group = "no process group" if not connected else f"a process group of {connected} ranks"
         seen = f"{len(ranks)} ranks with {group}"
+        means = "the ranks train independent copies of the model: their speeds add up, and are no speedup"
+        wrap = "wrap the model in DistributedDataParallel or fully_shard"
+        advice = f"call torch.distributed.init_process_group(), as for torchrun, and {wrap}; or set devices: [1]"
         if connected == cell.devices:
             seen = f"{len(ranks)} ranks whose parameters all differ after {first.steps} steps"
-        means = "the ranks train independent copies of the model: their speeds add up, and are no speedup"
-        advice = "call torch.distributed.init_process_group() and wrap the model, as for torchrun; or set devices: [1]"
+            advice = f"{wrap}, on this kind of device too; or set devices: [1]"
         yield Finding(SCRIPT, "error", seen, means, advice)
     yield from _of_samples(ranks, cell, stated)
-    yield from _of_steps(first, profiles)
+    yield from _of_steps(first, profiles, pauses=pauses)
     machine = [*_of_machine(ranks, cell)]
     yield from machine
     crowded = any(finding.check == THREADS for finding in machine)
@@ -152,13 +155,16 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
         yield from next((each for each in found if each), [])
 
 
-def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps]) -> Iterator[Finding]:
+def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], *, pauses: bool) -> Iterator[Finding]:
     """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
     if first.facts.evaluation_batches:
         seen = f"{first.facts.evaluation_batches} batches of evaluation in the timed windows"
         means = "evaluation counts as time of training"
         advice = (
-            "leave it out by probe.pause() in the script, or, if its batches are fetched without gradients, by "
+            "step: {pause: validation} does not know its batches, which are fetched with gradients enabled, as by a "
+            "Trainer: leave it out by probe.pause() in the script"
+            if pauses
+            else "leave it out by probe.pause() in the script, or, if its batches are fetched without gradients, by "
             "step: {pause: validation}"
         )
         yield Finding(SCRIPT, "note", seen, means, advice)

@@ -229,6 +229,14 @@ def test_ranks_train_together_unless_all_of_their_parameters_differ(own: Any, ot
 def test_copies_in_one_process_group_are_an_error_too() -> None:
     (found,) = judge([Seen.of(HEALTHY), Seen.of(having(parameters=OTHER))], CELL, None)
     assert (found.severity, found.seen) == ("error", "2 ranks whose parameters all differ after 3 steps")
+    (without,) = judge([Seen.of(having(connected=0))] * 2, CELL, None)
+    assert "init_process_group" not in found.advice and "init_process_group" in without.advice
+
+
+@pytest.mark.parametrize("pauses", [True, False])
+def test_an_evaluation_that_the_option_does_not_know_is_not_advised_to_it(pauses: bool) -> None:
+    (found,) = judge([Seen.of(having(evaluation_batches=4))] * 2, CELL, None, pauses=pauses)
+    assert ("does not know its batches" in found.advice) is pauses and "probe.pause()" in found.advice
 
 
 def test_an_epoch_s_last_batch_and_the_other_ranks_are_no_reason_to_call_the_batch_wrong() -> None:
