@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -242,7 +243,8 @@ def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
             axes.plot(*place, marker="o", markersize=5, color=colour, markerfacecolor=filled, label=str(row.strategy))
             if is_true(row.on_frontier):
                 text = f"{plural(row.devices, 'device')}, batch {row.global_batch_size:,}"
-                axes.annotate(text, place, xytext=(4, 4), textcoords="offset points", fontsize=7)
+                side, start = ("right", -4) if place[0] ** 2 > math.prod(of_money) else ("left", 4)  # of the log scale
+                axes.annotate(text, place, xytext=(start, 4), textcoords="offset points", ha=side, fontsize=7)
         axes.set_ylabel("time to target (s)")
         axes.set_xlabel(" in ".join(filter(None, ("price", wish.currency))) if wish.price else "device-hours")
 
