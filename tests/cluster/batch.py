@@ -1,8 +1,8 @@
 """Jobs of our batch script under a real SLURM: to a report through interruptions, cancelled, and not started.
 
 ``python -m tests.cluster.batch [--times 5] [--only NAME]``, as root: runs jobs that USR1 interrupts, one that it
-interrupts five times, one that its time limit does, one that is cancelled and two without Ray on a node, and prints
-what happens and when. Exit code 1 if one of them fails.
+interrupts five times, one that its time limit does, one that loses a node, one that is cancelled and two without Ray on
+a node, and prints what happens and when. Exit code 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -198,6 +198,26 @@ def completed(job: Job) -> Results:
     return results
 
 
+def lose_a_node(cluster: Slurm, home: Path) -> Results:
+    """Run a job whose second node's Ray is killed: what needs one node goes on, with a report, and nothing is left."""
+    job = submit(cluster, home, blocks=3, window_s=1.0)
+    job.wait(lambda: job.trials() >= 2)
+    job.log(f"kill -KILL of the second node's raylet, after {job.trials()} trials")
+    for process in cluster.nodes[1].processes():
+        if process.name() == "raylet":
+            process.kill()
+    job.wait(lambda: job.cluster.state(job.id) in ENDED, 900)
+    results = job.results()
+    job.log(f"{cluster.state(job.id)}; squeue: {cluster.run('squeue', '--noheader').strip() or 'nothing'}")
+    for reason in results.trials[results.trials["outcome"] != "ok"]["reason"].dropna().unique():
+        job.log(f"not ok: {reason}"[:200])
+    on_one = results.trials[results.trials["nodes"] == 1]
+    assert set(on_one["outcome"]) == {"ok"} and set(on_one["block"]) == {0, 1, 2}
+    assert (job.run_folder() / "report.html").is_file()
+    job.wait_until_nothing_is_left()
+    return results
+
+
 def cancel(cluster: Slurm, home: Path, *by: str, state: str = "CANCELLED") -> Job:
     """Run a job that scancel ends after its first trial; nothing is queued or left."""
     job = submit(cluster, home, blocks=200, window_s=1.0)
@@ -219,7 +239,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the function of one case")
     given = parser.parse_args()
     cases: list[Callable[[Slurm, Path], object]] = [*[interrupt_by_signal] * given.times, interrupt_five_times]
-    cases += [interrupt_by_time_limit, cancel, without_ray, without_ray_on_a_node]
+    cases += [interrupt_by_time_limit, lose_a_node, cancel, without_ray, without_ray_on_a_node]
     cases = [case for case in cases if given.only in ("", case.__name__)]
     failed = 0
     with (
