@@ -215,6 +215,9 @@ def decision(
     """
     if not asked.nodes:
         asked = replace(asked, devices=tuple(dict.fromkeys(asked.devices)))
+    else:
+        pairs = dict.fromkeys(zip(asked.devices, asked.nodes, strict=True))
+        asked = replace(asked, devices=tuple(size for size, _ in pairs), nodes=tuple(nodes for _, nodes in pairs))
     works = _works(results, target, asked, links)
     start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
@@ -260,7 +263,7 @@ def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame |
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
     trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
-    measured = grouped(_measured(results), _key)
+    measured = grouped(_measured(results, on_nodes=bool(asked.nodes)), _key)
     predicted = grouped(_predicted(results, asked, links), _key)
     wanted = list(zip(asked.devices, asked.nodes or (None,) * len(asked.devices), strict=True))
     contents = {key: json.loads(key) for key in dict.fromkeys([*measured, *trainings])}
@@ -282,7 +285,7 @@ def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame |
         known = sizes | {place(row) for row in more}
         none = "not measured, and not predicted: no exchanges of this setting were recorded"
         of_cell = ("cell_id", "label", "strategy", "global_batch_size", "per_device_batch_size")
-        names = (*of_cell, "throughput_per_s", "source")
+        names = (*of_cell, "device_ids", "link", "throughput_per_s", "source")
         lacking = [one for one in wanted if own and one not in known]
         more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=size, nodes=of) for size, of in lacking]
         found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more]))
@@ -299,18 +302,20 @@ def _key(row: Row) -> str:
     return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
 
 
-def _measured(results: Results) -> Iterator[Row]:
-    """Yield the fastest setting of each number of devices and global batch that was measured.
+def _measured(results: Results, *, on_nodes: bool = False) -> Iterator[Row]:
+    """Yield the fastest setting of each number of devices, ``on_nodes`` also of nodes, and global batch.
 
     Its interval is that of one further process: the interval of the mean of n blocks times sqrt(n + 1).
     """
-    for row in rows_of(results.leaders):
-        if row.cell_id == row.leader_id:
-            few, of_mean = f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}", 0.0
-            if not pd.isna(row.throughput_high):
-                few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)
-            log_half = of_mean * math.sqrt(row.blocks + 1)
-            yield Row(row, source="measured", refusal=few or None, log_half=log_half)
+    found = rows_of(results.leaders)
+    by_size = grouped(found, lambda row: (_key(row), row.devices, row.nodes, row.global_batch_size))
+    fastest = [max(rows, key=lambda row: float(row.throughput_per_s)) for rows in by_size.values()]
+    for row in fastest if on_nodes else [row for row in found if row.cell_id == row.leader_id]:
+        few, of_mean = f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}", 0.0
+        if not pd.isna(row.throughput_high):
+            few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)
+        log_half = of_mean * math.sqrt(row.blocks + 1)
+        yield Row(row, source="measured", refusal=few or None, log_half=log_half)
 
 
 def _predicted(results: Results, asked: Asked, links: pd.DataFrame | None) -> Iterator[Row]:

@@ -235,8 +235,6 @@ def write_new(contents: Mapping[Path, str]) -> None:
 
 ADDS = ("add_argument", "option")
 """The methods that add an option to a command line: argparse's, click's."""
-FLAGS = ("store_true", "store_false")
-"""The actions of options that take no value."""
 BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
 EPOCHS = re.compile(r"epochs|n[-_]?iter|max[-_](iters|steps)|num[-_]steps|iterations", re.IGNORECASE)
 LOCAL_RANK = ("--local-rank", "--local_rank")
@@ -267,11 +265,14 @@ def options_of(text: str) -> list[Option]:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ADDS:
             flags = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
             named = sorted((flag for flag in flags if flag.startswith("-")), key=len)
-            constants = {key.arg: key.value.value for key in node.keywords if isinstance(key.value, ast.Constant)}
-            default = None if constants.get("action") in FLAGS else constants.get("default")
+            given = {key.arg: key.value for key in node.keywords}
+            constants = {name: value.value for name, value in given.items() if isinstance(value, ast.Constant)}
             if named:
+                stores = "action" not in given or constants.get("action") == "store"
+                takes_value = stores and not constants.get("is_flag") and "/" not in named[-1]
+                default = constants.get("default") if takes_value else None
                 value = default if isinstance(default, str | int | float | bool) else None
-                found[named[-1]] = Option(named[-1], value, constants.get("required") is True)
+                found[named[-1]] = Option(named[-1], value, takes_value and constants.get("required") is True)
     return list(found.values())
 
 

@@ -117,7 +117,8 @@ def _of_groups(points: Sequence[Timed], end_s: float, *, overlapped: bool) -> li
 
     A group is gathered before each of its passes and reduced after its backward one. ``overlapped``: as on GPUs, where
     a group is gathered while the one before it in its pass computes, and the optimizer alone needs the gradients.
-    Otherwise, as on a CPU, the host waits in each call.
+    Otherwise, as on a CPU, the host waits in each call. Left out is the gather of the last group without gradients
+    before the trained ones, which fully_shard makes in each backward pass and does not use.
     """
     passes: list[tuple[float, ExchangePoint]] = []
     state: dict[int, str] = {}  # of each group: the kind of its last point
@@ -125,6 +126,8 @@ def _of_groups(points: Sequence[Timed], end_s: float, *, overlapped: bool) -> li
     trained = {point.group for point, _ in points if point.kind == "gradients"}
     for point, seconds in points:
         last = state.get(point.group)
+        if point.kind != "forward":  # one whose outputs need no gradient has no backward pass before its next forward
+            state = {group: kind for group, kind in state.items() if group in trained or kind != "forward"}
         if point.kind == "gradients":
             reduced[point.group] = (seconds, point)  # with accumulation, those of the last backward pass
             state[point.group] = "reduced"

@@ -211,7 +211,8 @@ def tensor_peak(model: ModelBytes, cell: Cell, activations: int, fixed: int = 0)
         gathered = model["parameter_bytes"]
         if options.get("reshard_after_forward") is not False:
             gathered = min(model["root_bytes"] + 2 * unit, gathered)
-        gradients = (1 + width) * unit + (trainable if cell.micro_batches > 1 else 0)  # as computed, and to be reduced
+        of_unit = (1 + width) * min(unit, trainable)  # as computed, and to be reduced
+        gradients = of_unit + (trainable if cell.micro_batches > 1 else 0)
         # what is fixed is nearly all low-precision copies of weights, which the policy does not keep
         in_step += int(width * gathered + gradients) - (fixed if by_policy else 0)
     elif cell.traits.replicates and cell.devices > 1:

@@ -69,7 +69,7 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
     works = (("work", "work", words),) if decision["work"].nunique() > 1 else ()
     columns: tuple[Column, ...] = (
         *works,
-        ("setting", _placed, words),
+        ("setting", lambda row: _placed(row) + f", {row.source}" * (row.source != "measured"), words),
         ("batch", "global_batch_size", decimal("{:,.0f}")),
         ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
         (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", speed), words),
@@ -81,22 +81,22 @@ def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
 
 
 def _placed(row: Row) -> str:
-    """Return 'ddp x2', or 'ddp x8 on 2 nodes, predicted'."""
-    setting = joined(f"{row.strategy} x{devices_text(row)}", str(row.own_options or ""))
-    return setting if row.source == "measured" else f"{setting}, {row.source}"
+    """Return 'ddp x2', or 'ddp x8 on 2 nodes'; of a setting whose strategy is not known '8 devices'."""
+    if is_missing(row.strategy):
+        return on_devices(row).removeprefix("on ")
+    return joined(f"{row.strategy} x{devices_text(row)}", str(row.own_options or ""))
 
 
-def _left_out(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield why settings have no time, those of one reason together."""
-    by_reason = grouped((row for row in rows if is_missing(row.time_s)), lambda row: str(row.reason))
-    for reason, group in by_reason.items():
-        places = dict.fromkeys(
-            f"{devices_text(row)} devices" if is_missing(row.strategy) else f"{row.strategy} x{devices_text(row)}"
-            for row in group
-        )
-        batches = sorted({int(row.global_batch_size) for row in group if not is_missing(row.global_batch_size)})
-        at = f" at {'batch' if len(batches) == 1 else 'batches'} {', '.join(map(str, batches))}" if batches else ""
-        yield f"Without a time: {', '.join(places)}{at}: {reason}."
+def _left_out(rows: Sequence[Row], *, several: bool) -> Iterator[str]:
+    """Yield why settings have no time, those of one work and reason together; ``several``: works are named."""
+    by_reason = grouped((row for row in rows if is_missing(row.time_s)), lambda row: (row.work, row.reason))
+    for (work, reason), group in by_reason.items():
+        places = []
+        for place, own in grouped(group, _placed).items():
+            batches = sorted({int(row.global_batch_size) for row in own if not is_missing(row.global_batch_size)})
+            at = f" at {'batch' if len(batches) == 1 else 'batches'} {', '.join(map(str, batches))}" if batches else ""
+            places.append(f"{place}{at}")
+        yield f"Without a time{f', {work}' * several}: {'; '.join(places)}: {reason}."
 
 
 def _spanned(row: Row, name: str, unit: str, form: Callable[[float], str]) -> str:
@@ -113,7 +113,7 @@ def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) ->
     every = rows_of(decision)
     if starts := [number(row.start_s) for row in every if not is_missing(row.time_s)]:
         yield f"* No other is both faster and cheaper. Times include {duration(starts[0])} in which processes start."
-    yield from _left_out(every)
+    yield from _left_out(every, several=len(works) > 1)
     for work in works:
         if work.refusal:
             yield f"{work.name}: {work.refusal}."

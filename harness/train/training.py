@@ -158,8 +158,7 @@ class Training:
             torch.compiler.reset()  # else compilations of earlier trials in this process affect this one's
             self._graphs_before = counters["stats"]["unique_graphs"]
             mode = self._cell.compile_mode
-            # inside the wrapper, where dynamo stops: a chain of torch's own layers would not be compiled at all
-            self.strategy.unwrap(self.model).compile(mode=None if mode == "default" else mode)
+            self.strategy.compiled_part(self.model).compile(mode=None if mode == "default" else mode)
 
     def observe_exchange(self, report: Report) -> bool:
         """Have further steps report the points of their exchange; return whether the strategy knows them.
@@ -299,8 +298,8 @@ class Training:
 
     @property
     def compiled_nothing(self) -> bool:
-        """Whether torch.compile has made no graph of this training's code, as of torch's own layers in fsdp's hooks."""
-        if not self._cell.compile:
+        """Whether steps have made no graph of this training's code, as of torch's own layers in fsdp's hooks."""
+        if not self.compile_s:  # no step was taken
             return False
         from torch._dynamo.utils import counters
 

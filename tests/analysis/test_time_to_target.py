@@ -240,6 +240,14 @@ def test_what_has_no_interval_or_another_recipe_is_no_answer(study: Study) -> No
     _, works, _ = answer(two)
     assert [work.name.partition(" · optimizer.")[2] for work in works] == ["lr=0.2", "lr=0.1"]
     assert all(len(work.samples) == 9 for work in works)
+    table, works, _ = answer(two)
+    name = works[1].name
+    lacks = (table["work"] == name) & (table["devices"] * 64 == table["global_batch_size"])
+    table.loc[lacks, ["time_s", "reason"]] = [math.nan, "unknown"]
+    (line,) = (line for line in decision_lines(table, works, NO_WISH) if line.startswith("Without a time"))
+    places = {"single x1 at batch 64", "ddp x2 at batch 128"}
+    head, named, why = line.removesuffix(".").split(": ")
+    assert (head, set(named.split("; ")), why) == (f"Without a time, {name}", places, "unknown")
 
 
 def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
@@ -251,9 +259,14 @@ def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
     assert len(decision_table(table, NO_WISH).lines) == 3
     reasons = {row.devices: row.reason for row in rows_of(table)}
     assert reasons == {2: None, 8: "not measured, and not predicted: no exchanges of this setting were recorded"}
-    on_nodes, _ = decision(results, TARGET, Asked((2, 2), (1, 2)))
+    on_nodes, works = decision(results, TARGET, Asked((2, 2, 2), (1, 2, 2)))
     found = {(row.devices, row.nodes): row.reason for row in rows_of(on_nodes)}
     assert found[2, 1] is None and "not predicted" in found[2, 2] and len(on_nodes) == 4  # three batches of the first
+    assert "Without a time: 2 devices of 2 nodes: not" in " ".join(decision_lines(on_nodes, works, NO_WISH))
+    vars(results)["leaders"] = pd.concat([results.leaders, results.leaders.assign(nodes=2, throughput_per_s=500.0)])
+    slower = rows_of(decision(results, TARGET, Asked((2, 2), (1, 2)))[0])
+    assert {(row.nodes, round(row.throughput_per_s)) for row in slower} == {(1, 1616), (2, 500)}
+    vars(results)["leaders"] = study().leaders
     known = rows_of(results.leaders)[0]
     asked = {**known, "kind": "asked", "devices": 8, "step_s": 0.1, "high": 0.11, "low": 0.09, "refusal": None}
     lacks = {**asked, "devices": 16, "global_batch_size": None, "step_s": None, "refusal": "32 does not divide by 16"}

@@ -19,6 +19,8 @@ parser.add_argument("--epochs", default=90, type=int)
 parser.add_argument("--lr", default=0.1)
 parser.add_argument("--data", required=True)
 parser.add_argument("--amp", action="store_true", default=False)
+parser.add_argument("-v", action="count", default=0)
+parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=True)
 parser.add_argument("file")
 parser.add_argument("--width", default=WIDTH)
 """
@@ -26,6 +28,8 @@ CLICK = """
 @click.command()
 @click.option("--batch", "batch_size", default=16)
 @click.option("--local_rank", type=int, required=True)
+@click.option("--fast", is_flag=True, default=False)
+@click.option("--sync/--no-sync", default=True)
 def main(batch_size, local_rank): ...
 """
 
@@ -44,6 +48,8 @@ def test_options_have_their_longest_name_and_a_constant_default() -> None:
         Option("--lr", 0.1, False),
         Option("--data", None, True),
         Option("--amp", None, False),
+        Option("-v", None, False),
+        Option("--tune", None, False),
         Option("--width", None, False),
     ]
 
@@ -54,7 +60,7 @@ def test_batch_and_epochs_are_arguments_what_is_required_is_asked_and_the_rest_i
     assert isinstance(experiment, ScriptExperiment)
     assert experiment.arguments == ("--batch-size", "{per_device_batch_size}", "--epochs", "100000", "--data", "VALUE")
     assert experiment.grid and experiment.grid.per_device_batch_size == (64,)
-    assert "Other options of the script: --lr 0.1; --data; --amp; --width" in file.read_text()
+    assert "Other options of the script: --lr 0.1; --data; --amp; -v; --tune; --width" in file.read_text()
     assert "# Replace each VALUE" in file.read_text()
 
 

@@ -47,6 +47,8 @@ def test_buckets_are_needed_when_the_last_one_is_ready() -> None:
 GATHER, REDUCE = "all_gather", "reduce_scatter"
 ONCE = [(forward(0), 0.0), (backward(0), 2.0), (gradients(0), 3.0)]
 KEPT = [(forward(0), 0.0), (backward(0, gather_bytes=0), 2.0), (gradients(0), 3.0)]
+FIRST_FROZEN = [(forward(0), 0.0), (forward(1), 1.0), (backward(1), 2.0), (gradients(1), 3.0)]
+"""The first unit is frozen, and its outputs need no gradient."""
 FROZEN = [(forward(0), 0.0), (backward(0), 2.0), (forward(0), 4.0), (backward(0), 6.0)]
 
 
@@ -63,8 +65,9 @@ def test_without_overlap_every_call_waits_and_with_it_a_group_is_gathered_while_
         (KEPT, [0.0], [3.0]),  # kept after forward
         ([*ONCE, *((point, seconds + 4) for point, seconds in ONCE)], [0.0, 2.0, 4.0, 6.0], [7.0]),
         (FROZEN, [0.0, 2.0, 4.0, 6.0], []),
+        ([*FIRST_FROZEN, *((point, at + 4) for point, at in FIRST_FROZEN)], [0.0, 1.0, 2.0, 4.0, 5.0, 6.0], [7.0]),
     ],
-    ids=["kept", "accumulation", "without gradients"],
+    ids=["kept", "accumulation", "without gradients", "accumulation behind a frozen unit"],
 )
 def test_passes_gather_and_the_last_reduces(points: list[Any], gathers: list[float], reductions: list[float]) -> None:
     rows = _of_groups(points, points[-1][1], overlapped=False)

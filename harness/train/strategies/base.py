@@ -89,6 +89,10 @@ class Strategy(ABC):
         """Return the model that ``wrap`` was given; its parameters are those that are trained."""
         return model
 
+    def compiled_part(self, model: nn.Module) -> nn.Module:
+        """Return the module of the model, as ``wrap`` returned it, whose forward pass torch.compile compiles."""
+        return model
+
     def make_optimizer(self, model: nn.Module, options: Options) -> torch.optim.Optimizer:
         """Return the optimizer that the file names, over the model's parameters; raise WorkloadError."""
         return make_optimizer(model, options)

@@ -56,6 +56,10 @@ class Ddp(Wrapping):
         # DDP rejects a hook whose annotations are not its own
         return _wrapped(model, context, lambda group, bucket: run(group, bucket))
 
+    def compiled_part(self, model: nn.Module) -> nn.Module:
+        """Return the module inside the wrapper, where dynamo stops: torch's own layers would not be compiled at all."""
+        return self.unwrap(model)
+
     def gradient_sync(self, model: nn.Module, enabled: bool) -> AbstractContextManager[object]:
         assert isinstance(model, DistributedDataParallel)
         return nullcontext() if enabled else model.no_sync()
