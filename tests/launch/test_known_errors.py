@@ -125,7 +125,7 @@ def test_messages_that_one_process_cannot_raise_have_a_remedy(message: str, name
 )
 def test_other_errors_have_none(message: str) -> None:
     assert not remedy(message)
-    assert "single" in advice_on(message)
+    assert "on one device first" in advice_on(message)
     assert "remedy" not in failure("t", 0, ValueError(message)).reason
 
 
