@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice, pairwise
 
+import pandas as pd
+
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import RANKED_SEEDS
@@ -285,6 +287,8 @@ class Verdict:
     others: tuple[str, ...] = ()
     lines: Mapping[str, Sequence[Sentence]] = field(default_factory=dict)
     """The decision by its labels; without sentences none."""
+    slots: str = ""
+    """What a device of a CPU is, whose threads are a part of the machine's; empty without one."""
 
     @property
     def proposes(self) -> bool:
@@ -299,7 +303,7 @@ class Verdict:
     @property
     def brackets(self) -> str:
         """What the numbers in brackets are; empty if the next step is all there is to say."""
-        return BRACKETS if any(one.topic != "next" for one in self.sentences) else ""
+        return f"{BRACKETS} {self.slots}".strip() if any(one.topic != "next" for one in self.sentences) else ""
 
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
@@ -331,7 +335,15 @@ def make_verdict(results: Results) -> Verdict:
     context = context_of(results)
     step = next_step(context)
     last = Sentence("next", "", step.why, command=step.command)
-    return Verdict((*sentences(context), last), step.file, step.others, {**decision(context), "NEXT": [last]})
+    lines = {**decision(context), "NEXT": [last]}
+    return Verdict((*sentences(context), last), step.file, step.others, lines, _slots(results.trials))
+
+
+def _slots(trials: pd.DataFrame) -> str:
+    on_cpu = trials[trials["device"] == "cpu"]
+    if not (threads := sorted({int(count) for count in on_cpu["threads"].dropna()})):
+        return ""
+    return f"A device is a process with {' or '.join(map(str, threads))} CPU thread{'s' * (threads != [1])}."
 
 
 def plain(text: str) -> str:

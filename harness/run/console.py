@@ -90,7 +90,7 @@ def verdict_grid(verdict: Verdict) -> Table:
     grid.add_column(overflow="fold")  # a path is longer than a line
     for label, sentences in verdict.lines.items():
         if label == "NEXT" and len(verdict.lines) > 1:  # last, above the command
-            grid.add_row("", Text(IN_BRACKETS, style="dim"))
+            grid.add_row("", Text(f"{IN_BRACKETS} {verdict.slots}".strip(), style="dim"))
         for at, one in enumerate(sentences):
             style = "bold red" if one.is_bad else "bold"
             lead = (escape_control(f"{one.lead}: ") if one.lead else "", style)

@@ -357,6 +357,7 @@ def test_an_error_in_a_table_costs_what_needs_it(run_folder: RunFolder, monkeypa
 def test_the_verdict_goes_without_any_table(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch, table: str) -> None:
     monkeypatch.setitem(TABLES, table, broken)  # type: ignore[arg-type]
     found = make_verdict(load(run_folder.path))
+    assert found.slots == "A device is a process with 1 CPU thread." and found.brackets.endswith(found.slots)
     assert ("Fastest" in found.by_heading) == (table != "leaders")
     named = [sentence.lead for sentence in found.sentences if sentence.lead.startswith("Table")]
     assert len(named) == (table != "ledger") and all(table in lead for lead in named)
