@@ -216,9 +216,17 @@ PROGRAMS = {"python": COMMAND, "srun": STEP, "ray": CALLED, "scontrol": NAMES, "
 
 
 def start_job(
-    folder: Path, others: Mapping[str, str | None] = MappingProxyType({}), *, start_s: str = "1", **more: str
+    folder: Path,
+    others: Mapping[str, str | None] = MappingProxyType({}),
+    *,
+    start_s: str = "1",
+    file: str = "e.yaml",
+    **more: str,
 ) -> SlurmJob:
-    """Start our script. ``others``: stand-ins in place of PROGRAMS; ``start_s``: of the nodes; ``more``: variables."""
+    """Start our script on a file.
+
+    ``others``: stand-ins in place of PROGRAMS; ``start_s``: of the nodes; ``more``: variables.
+    """
     (folder / "bin").mkdir()
     for name, program in {**PROGRAMS, **others}.items():
         if program is None:
@@ -226,8 +234,9 @@ def start_job(
         (folder / "bin" / name).write_text(program)
         (folder / "bin" / name).chmod(0o755)
     (folder / "calls").touch()
+    (folder / "e.yaml").touch()
     text = SCRIPT.read_text()
-    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "within $nodes 30": "within $nodes 3"}
+    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "rest=30": "rest=3"}
     for limit, short in {**limits, "limit=600": "limit=5", "NOTICE_S=120": "NOTICE_S=35"}.items():
         assert limit in text
         text = text.replace(limit, short)
@@ -236,7 +245,7 @@ def start_job(
     slurm |= {"SLURM_PROCID": "0", "RAY_TMPDIR": str(folder)}
     places = {"PATH": "/usr/sbin:/usr/bin:/bin", "VENV": str(folder), "CALLS": str(folder / "calls")}
     variables = {**slurm, **places, "IFACE": "lo", "CODE": "130", "LASTS": "", "SETTLED": "", **more}
-    words = ["bash", "job.sbatch", "e.yaml"]
+    words = ["bash", "job.sbatch", file]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL}
     return SlurmJob(subprocess.Popen(words, cwd=folder, env=variables, **pipes), folder)  # type: ignore[call-overload]
 
@@ -322,6 +331,22 @@ def test_nodes_that_do_not_start_in_time_are_named(tmp_path: Path) -> None:
     code, output, called = start_job(tmp_path, {"python": python}, start_s="-19").end()
     assert code == 1 and "nodes that did not start in 1 s: n63; see ray-7.log; sbatch --exclude=NODES" in output
     assert "scancel --signal=TERM 7.0" in called
+
+
+@pytest.mark.slow
+def test_gpus_that_ray_does_not_find_are_said_and_the_command_runs(tmp_path: Path) -> None:
+    alive = [{"Alive": True, "NodeManagerHostname": name} for name in (platform.node(), "n63")]
+    found = 'def cluster_resources(): return {"GPU": 6.0}\n'
+    (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n{found}")
+    python = f'{CALLED}[ "$1" = - ] || exit 0\nexec {sys.executable} "$@"\n'
+    code, output, called = start_job(tmp_path, {"python": python}, SLURM_GPUS_ON_NODE="4").end()
+    assert code == 0 and "Ray found 6 of 8 GPUs: cells that need more are skipped" in output
+    assert any(line.startswith("python -u -m harness.run e.yaml") for line in called)
+
+
+def test_a_file_that_is_not_there_is_named_before_any_node_is_used(tmp_path: Path) -> None:
+    code, output, called = start_job(tmp_path, file="f.yaml").end()
+    assert code == 2 and called == [] and "no experiment file f.yaml: sbatch slurm.sbatch FILE" in output
 
 
 def test_an_interface_that_the_first_node_lacks_is_named_before_any_node_is_used(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from harness.system.files import PACKAGE_FOLDER
 
 FOLDER = PACKAGE_FOLDER.parent / "experiments" / "clusters"
 COUNT, SIZE, TIME = ("a number from 1", r"[1-9]\d*"), ("such as 256Gi", r"\d+[GT]i"), ("such as 2:00:00", r"[\d:-]+")
+MEMORY = ("0 for all of it, or such as 480G", r"0|[1-9]\d*[MGT]")
 NAME, NAMES = ("a name", r"[\w.:@-]+"), ("names with commas", r"[\w.:@-]+(,[\w.:@-]+)*")
 PATH, PATHS = ("a path or name without spaces", r"[\w.@%+=:/~-]+"), ("names with commas", r"[\w.@%+=:/~,-]+")
 """What an answer may be, in words and as a pattern: nothing that a shell or YAML would read as more than a word."""
@@ -55,11 +56,17 @@ CLUSTERS: Mapping[str, ClusterFile] = {
                 COUNT,
                 {r"--cpus-per-task=\d+": "--cpus-per-task=ANSWER"},
             ),
+            "mem": Question("memory of each node", MEMORY, {r"^(#SBATCH .*--mem=)\S+": r"\g<1>ANSWER"}),
+            "notice": Question(
+                "seconds before the time limit for the report",
+                COUNT,
+                {r"USR1@\d+": "USR1@ANSWER", r"^NOTICE_S=\d+": "NOTICE_S=ANSWER"},
+            ),
             "time": Question("time limit", TIME, {r"--time=\S+": "--time=ANSWER"}),
             "account": Question("account", NAME, _sbatch("account")),
             "partition": Question("partition", NAMES, _sbatch("partition")),
             "qos": Question("quality of service", NAME, _sbatch("qos")),
-            "modules": Question("modules to load, with commas", PATHS, {r"^# module load .*$": "module load ANSWER"}),
+            "modules": Question("modules to load, with commas", PATHS, {r"^# module load \S+": "module load ANSWER"}),
             "venv": Question(
                 "environment with the packages, on every node", PATH, {r"\$SLURM_SUBMIT_DIR/\.venv": "ANSWER"}
             ),
@@ -155,7 +162,7 @@ def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
         elif not re.fullmatch(questions[name].allowed[1], value):
             problems.append(f"{name}: got {value[:80]!r}; allowed: {questions[name].allowed[0]}")
         answers[name] = value
-    for one, other in (("pyxis", "apptainer"), ("gpus", "gres")):
+    for one, other in (("pyxis", "apptainer"), ("venv", "pyxis"), ("venv", "apptainer"), ("gpus", "gres")):
         if {one, other} <= answers.keys():
             problems.append(f"got {one} and {other}; allowed: one of them")
     if problems:
