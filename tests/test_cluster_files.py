@@ -174,6 +174,12 @@ def test_the_batch_script_requeues_for_usr1_alone_and_the_page_names_every_file(
     assert "--signal=B:USR1@120" in asked and "--requeue" in asked
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
     assert f'[ -n "$requeue" ] && [ $code = {INTERRUPTED} ]' in text and f"[ $code = {UNSETTLED} ]" in text
+    of_report, of_nodes = (
+        re.search(pattern, text) for pattern in (r"NOTICE_S - (\d+)", r"requeue\" ] \|\| rest=(\d+)")
+    )
+    assert of_report and of_nodes and 2 * int(of_nodes[1]) < int(of_report[1]), (
+        "the requeue comes before the time limit"
+    )
     text = PAGE.read_text()
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
 

@@ -263,7 +263,8 @@ def test_devices_that_were_not_measured_are_predicted_or_have_a_reason(
     found = {(row.devices, row.nodes): row.reason for row in rows_of(on_nodes)}
     assert found[2, 1] is None and "not predicted" in found[2, 2] and len(on_nodes) == 4  # three batches of the first
     assert "Without a time: 2 devices of 2 nodes: not" in " ".join(decision_lines(on_nodes, works, NO_WISH))
-    vars(results)["leaders"] = pd.concat([results.leaders, results.leaders.assign(nodes=2, throughput_per_s=500.0)])
+    slow = results.leaders.assign(nodes=2, throughput_per_s=500.0, cell_id="slower")  # and so no leader
+    vars(results)["leaders"] = pd.concat([results.leaders, slow])
     slower = rows_of(decision(results, TARGET, Asked((2, 2), (1, 2)))[0])
     assert {(row.nodes, round(row.throughput_per_s)) for row in slower} == {(1, 1616), (2, 500)}
     vars(results)["leaders"] = study().leaders

@@ -45,6 +45,7 @@ def test_a_table_what_to_use_a_figure_and_the_pilot(run: Path) -> None:
         (["--target", "val_accuracy=0.9", "--within", "soon"], "got 'soon'; allowed: a time above 0"),
         (["--target", "val_accuracy=0.9", "--between-nodes", "ethernet-10g"], "give them with --devices"),
         (["--target", "val_accuracy=0.9", "--nodes", "2"], "--nodes: is for sizes that were not measured"),
+        (["--target", "val_accuracy=0.9", "--links", "/nowhere"], "--links: is for sizes that were not measured"),
         (["--target", "val_accuracy=0.9", "--devices", "4", "--nodes", "1,2"], "--nodes: got 2 numbers for 1"),
         (["--target", "val_accuracy=0.9", "--devices", "4", "--links", "/nowhere"], "/nowhere"),
         (["--target", "val_accuracy=0.9", "--devices", "two"], "--devices: got 'two'"),

@@ -114,6 +114,8 @@ def test_manifests_keep_their_form(here: Path) -> None:
         (["--cluster", "slurm", "scaling"], "got 'scaling'; allowed: NAME=VALUE of nodes, gpus, gres"),
         (["--cluster", "ssh", "gpus=2"], "got 'gpus=2'; allowed: NAME=VALUE of head, workers, user, key"),
         (["--cluster", "slurm", "pyxis=/a", "apptainer=/b"], "got pyxis and apptainer; allowed: one of them"),
+        (["--cluster", "slurm", "venv=/v", "pyxis=/a"], "got venv and pyxis; allowed: one of them"),
+        (["--cluster", "slurm", "venv=/v", "apptainer=/a"], "got venv and apptainer; allowed: one of them"),
         (["--cluster", "slurm", "gpus=8", "gres=gpu:8"], "got gpus and gres; allowed: one of them"),
         (["--cluster", "slurm", "--data", "digits"], "it takes no --script, --workload or --data"),
     ],

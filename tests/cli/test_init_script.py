@@ -20,6 +20,7 @@ parser.add_argument("--lr", default=0.1)
 parser.add_argument("--data", required=True)
 parser.add_argument("--amp", action="store_true", default=False)
 parser.add_argument("-v", action="count", default=0)
+parser.add_argument("--sure", action="store_true", required=True)
 parser.add_argument("--tune", action=argparse.BooleanOptionalAction, default=True)
 parser.add_argument("file")
 parser.add_argument("--width", default=WIDTH)
@@ -49,6 +50,7 @@ def test_options_have_their_longest_name_and_a_constant_default() -> None:
         Option("--data", None, True),
         Option("--amp", None, False),
         Option("-v", None, False),
+        Option("--sure", None, False),
         Option("--tune", None, False),
         Option("--width", None, False),
     ]
@@ -60,12 +62,14 @@ def test_batch_and_epochs_are_arguments_what_is_required_is_asked_and_the_rest_i
     assert isinstance(experiment, ScriptExperiment)
     assert experiment.arguments == ("--batch-size", "{per_device_batch_size}", "--epochs", "100000", "--data", "VALUE")
     assert experiment.grid and experiment.grid.per_device_batch_size == (64,)
-    assert "Other options of the script: --lr 0.1; --data; --amp; -v; --tune; --width" in file.read_text()
+    assert "Other options of the script: --lr 0.1; --data; --amp; -v; --sure; --tune; --width" in file.read_text()
     assert "# Replace each VALUE" in file.read_text()
 
 
 def test_options_of_click_are_read_and_a_local_rank_is_that_of_the_rank(tmp_path: Path) -> None:
-    experiment = load_experiment(written(tmp_path, CLICK))
+    file = written(tmp_path, CLICK)
+    assert file.read_text().count("Other options of the script: --fast; --sync/--no-sync\n") == 1
+    experiment = load_experiment(file)
     assert isinstance(experiment, ScriptExperiment)
     assert experiment.arguments == ("--batch", "{per_device_batch_size}", "--local_rank", "{local_rank}")
     assert experiment.grid and experiment.grid.per_device_batch_size == (16,)

@@ -74,6 +74,11 @@ def test_the_estimate_of_a_cell(examined: Cell, gib: float) -> None:
     assert memory.estimate(sizes(), examined) == gib * GIB
 
 
+def test_a_unit_has_no_more_gradients_than_are_trained() -> None:
+    """Shards of parameters and of 1/8 GiB of gradients; the rest and two units gathered; those gradients twice."""
+    assert memory.estimate(sizes(trainable_bytes=GIB // 8), cell("fsdp")) == (0.5 + 0.0625 + 0.75 + 0.25 + 4) * GIB
+
+
 def test_an_estimate_needs_the_activations_of_its_precision_and_compilation() -> None:
     assert memory.estimate(sizes(), cell(compile=True)) is None
     model = sizes(activations={"fp32 compiled": kept(GIB // 16)})

@@ -107,11 +107,13 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     said = tuple(by_label["NEXT"])
     tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}
     lines = shown(
-        Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said, lines=by_label), 3.0), width=80
+        Reported(tmp_path, tmp_path / "report.html", tables, Verdict(said, lines=by_label, slots="A slot."), 3.0),
+        width=80,
     ).splitlines()
     assert lines[-1] == as_started(said[0].command) and lines[-2].rstrip() == "NEXT        It is small:"
     verdict = [line for line in lines if line.startswith(tuple(by_label))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "USE", "NEXT"]
+    assert "of the whole grid. A slot." in " ".join(" ".join(lines).split())
 
 
 def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_one_did(

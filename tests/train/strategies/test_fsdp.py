@@ -251,6 +251,7 @@ def test_a_chain_of_torch_s_own_layers_is_compiled_inside_ddp_and_not_at_all_by_
     monkeypatch.setattr(nn.Module, "compile", lambda model, **_: compiled(model, backend="eager"))
     cell = replace(CELL, strategy=strategy, devices=1, per_device_batch_size=4, global_batch_size=4, compile=True)
     training = training_of(cell, FlatList())
+    assert not training.compiled_nothing, "no step was taken"
     training.step(torch.randn(4, 4), Share((), 4, 4))
     assert training.compiled_nothing is nothing
 
