@@ -136,7 +136,8 @@ class StepRecorder(probe.Recorder):
             first = optimizer not in self._optimizers
             if first:
                 self._optimizers.add(optimizer)
-                self._names.append(type(optimizer).__name__)
+                if not replaced:
+                    self._names.append(type(optimizer).__name__)
             if not replaced and not (first and len(self._names) == self._counting.optimizer + 1):
                 return
             self._counted = weakref.ref(optimizer)

@@ -99,7 +99,7 @@ def having(**facts: Any) -> Finished:
         (HEALTHY, None, []),
         (having(connected=0), None, ["2 ranks with no process group"]),
         (having(connected=1), None, ["2 ranks with a process group of 1 ranks"]),
-        (having(evaluation_batches=3), None, ["3 batches of evaluation in the timed windows"]),
+        (having(evaluation_batches=3), None, ["batches of evaluation in the timed windows: 3"]),
         (having(optimizers=["Adam", "SGD"]), None, ["optimizers in the order of their first steps: Adam, SGD"]),
         (replace(HEALTHY, by_itself=True), None, ["the script ended by itself after 3 steps"]),
         (three_steps(samples=[0.0] * 3), None, ["3 steps, and no batch from a torch DataLoader"]),
