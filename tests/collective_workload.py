@@ -20,7 +20,8 @@ def world_size() -> int:
 class Collectives(Regression):
     """``kind``: contrastive (a differentiable all-gather), logged (.item() of an all-reduce), kept (as many values as
     the ranks that were there at the start), grouped (a group of its own), ring (each rank receives from one and sends
-    to the other), or none.
+    to the other), sparse or beside (none in the loss, but a table with sparse gradients before the layers, or
+    beside them), or none.
     """
 
     def __init__(self, kind: str = "none") -> None:
@@ -54,6 +55,23 @@ class Collectives(Regression):
             waiting.wait()
         elif self.group is not None:
             dist.all_reduce(mean, group=self.group)
+
+    def build_model(self, *args: Any, **options: Any) -> nn.Module:
+        model = super().build_model(*args, **options)
+        return WithTable(model, beside=self.kind == "beside") if self.kind in ("sparse", "beside") else model
+
+
+class WithTable(nn.Module):
+    """A model of five numbers, with a table of two rows before or beside it whose gradient is sparse."""
+
+    def __init__(self, model: nn.Module, *, beside: bool) -> None:
+        super().__init__()
+        self.model, self.beside, self.table = model, beside, nn.Embedding(2, 1 if beside else 5, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.table((x[:, 0] > 0).long())
+        found: Tensor = self.model(x) + rows if self.beside else self.model(x + rows)
+        return found
 
 
 class FailsWhenExplained(Regression):

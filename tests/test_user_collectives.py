@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.strategy_traits import OWN_COLLECTIVES
+from harness.config.strategy_traits import OWN_COLLECTIVES, SPARSE
 from harness.launch.ray import cluster
 from harness.launch.torchrun import TorchrunLauncher
 from harness.launch.worker import run_scenario
@@ -48,6 +48,8 @@ OWN_BYTES = {
     "kept": {"allgather": 4},
     "grouped": {"allreduce": 4},
     "ring": {"recv": 4, "send": 4},
+    "sparse": {},
+    "beside": {},
     "none": {},
 }
 """Operation and bytes in a step of the collectives of each kind."""
@@ -69,7 +71,8 @@ def measure_each(rank: int, world_size: int, out: Path) -> None:
             "in_turn_s": [window.get("in_turn_s") for window in timed.windows if window["window_kind"] == "alone"],
             "facts": {name: timed.facts.get(name) for name in ("flops_per_unit", "explain_error")},
             "own": {"exchange_s": {}, "own_bytes": {}, **timed.facts},
-            "severities": [one["severity"] for one in examined.facts["findings"]],
+            "errors": [one for one in examined.facts["findings"] if one["severity"] == "error"],
+            "sparse": any("sparse=False" in one["advice"] for one in examined.facts["findings"]),
             "unknown": examined.facts["figures"].get("equivalence of gradients", ""),
         }
     if rank == 0:
@@ -87,11 +90,13 @@ def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: di
     seen = measured[kind]
     assert {"timed", "alone", "together"} <= set(seen["kinds"]) and None not in seen["in_turn_s"]
     assert seen["facts"]["explain_error"] is None and seen["facts"]["flops_per_unit"] > 0
-    assert "error" not in seen["severities"]
+    # torch 2.14's ddp divides the gradients of layers beside a sparse table twice; versions that do not find nothing
+    assert not seen["errors"] or (kind == "beside" and seen["sparse"])
     own = seen["own"]
     assert own["own_bytes"] == OWN_BYTES[kind]
     # of messages between two ranks no seconds are known
-    assert (own["exchange_s"].get(OWN_COLLECTIVES, 0.0) > 0) == (kind not in ("ring", "none"))
+    assert (own["exchange_s"].get(OWN_COLLECTIVES, 0.0) > 0) == (kind not in ("ring", "sparse", "beside", "none"))
+    assert (own["exchange_s"].get(SPARSE, 0.0) > 0) == (kind in ("sparse", "beside"))
     # only what keeps the number of its ranks, or a group of them, has no pass on one device
     why = {"kept": "RuntimeError: ", "grouped": "OtherRanksNeeded: "}.get(kind, "")
     assert seen["unknown"].startswith(why and f"unknown: on one device, with the whole batch: {why}"), seen

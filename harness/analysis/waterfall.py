@@ -35,6 +35,7 @@ from harness.config.strategy_traits import (
     COLLECTIVES,
     EXCHANGE_CPU,
     OWN_COLLECTIVES,
+    SPARSE,
 )
 from harness.plan.comparison import backend_of
 from harness.record.schema import DESCRIPTION, WATERFALL
@@ -98,6 +99,7 @@ PARTS: Mapping[str, Part] = {
     UNEQUAL_STEPS: Part("waiting for ranks that are slow in turn"),
     OWN_COLLECTIVES: Part("collectives of the workload's own code", row=COMMUNICATION),
     BROADCAST: Part("broadcast of buffers", row=COMMUNICATION),
+    SPARSE: Part("exchange of sparse gradients", row=COMMUNICATION),
     EXCHANGE_CPU: Part(row=COMMUNICATION),
     COLLECTIVES.name: Part(row=COMMUNICATION),
     **{part.name: Part(row=COMMUNICATION) for traits in BUILTIN_TRAITS.values() for part in traits.profiled_parts},
@@ -107,6 +109,8 @@ PARTS: Mapping[str, Part] = {
 """The parts by name, in the order in which they are taken from the ideal; a strategy has those that apply to it."""
 ROW_OF = {name: part.row or name for name, part in PARTS.items()}
 """The row of each part in figures and text."""
+OF_EXCHANGE = (SPARSE, EXCHANGE_CPU)
+"""What is taken from ddp's exposed communication, as far as that goes."""
 MOST_TIMES = 3.0
 """A part that takes more than this many times what its exchange needs at the measured speed is something else."""
 WORTH_NAMING = 0.01
@@ -139,8 +143,8 @@ class StepLoss:
         |== slowest rank of each step, without exchange
                                                 |---| unequal steps
         |== step with exchange ============================|
-                                                    |------| broadcast of buffers, the exchange's CPU time, the rest
-                                                             of the exposed communication
+                                                    |------| broadcast of buffers, sparse gradients, the exchange's
+                                                             CPU time, the rest of the exposed communication
         |== measured step, with its wait =============================|
                                                            |----| waiting for data
                                                                 |-----| rest
@@ -165,10 +169,10 @@ class StepLoss:
         return {"ideal": self.ideal_s, **self.parts, "rest": self.rest_s}
 
     def keep(self, names: Collection[str]) -> StepLoss:
-        """Return the loss with these parts alone; the rest takes the others, the exchange its CPU time."""
+        """Return the loss with these parts alone; the rest takes the others, the exchange what was taken from it."""
         kept = {part: seconds for part, seconds in self.parts.items() if part in names}
-        if EXCHANGE_CPU not in names and COLLECTIVES.name in names:
-            kept[COLLECTIVES.name] += self.parts.get(EXCHANGE_CPU, 0.0)
+        if COLLECTIVES.name in names:
+            kept[COLLECTIVES.name] += sum(self.parts.get(part, 0.0) for part in OF_EXCHANGE if part not in names)
         others = sum(self.parts.values()) - sum(kept.values())
         return replace(self, parts=kept, rest_s=self.rest_s + others)
 
@@ -249,9 +253,10 @@ def _parts_by_ranks(row: Row, timing: Timing, alone: Timing, wrapped: Timing | N
         own_s = next(iter(wrapped.alone_s.values()), wrapped.net_s)  # if its explanation failed
         slowest_s = timing.slowest_s or own_s
         exposed_s = timing.together_s - slowest_s - others.get(BROADCAST, 0.0)
-        if EXCHANGE_CPU in own:  # some of it may be beside other ranks' waits, and of the broadcast
-            others[EXCHANGE_CPU] = max(0.0, min(own[EXCHANGE_CPU], exposed_s))
-            exposed_s -= others[EXCHANGE_CPU]
+        for part in OF_EXCHANGE:  # some of it may be beside the backward pass, and of CPU time a broadcast's
+            if part in own:
+                others[part] = max(0.0, min(own[part], exposed_s))
+                exposed_s -= others[part]
         exposed = {COLLECTIVES.name: exposed_s}
         return {"wrapper": own_s - alone.net_s, **_over_ranks(timing, own_s, others), **others, **exposed}
     if traits and traits.explained_by == "removal":

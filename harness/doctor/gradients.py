@@ -109,6 +109,8 @@ class Products:
     """Samples of the global batch."""
     unknown: str = ""
     """Why the gradients were not compared."""
+    sparse: bool = False
+    """A table of the model has sparse gradients."""
 
 
 def observe(subject: Subject) -> Products:
@@ -163,7 +165,8 @@ def observe(subject: Subject) -> Products:
         own = gradients.get(name)
         own = torch.zeros_like(one) if own is None else own
         products[name] = (float((own * one).sum()), float(one.square().sum()), float(own.square().sum()))
-    return Products(products, noisy, subject.cell.global_batch_size)
+    sparse = any(getattr(module, "sparse", False) is True for module in alone.unwrapped.modules())
+    return Products(products, noisy, subject.cell.global_batch_size, sparse=sparse)
 
 
 def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
@@ -189,16 +192,25 @@ def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
         return
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
     names = [name for name in differ if relative(*products[name]) > MAX_DIFFERENCE]
-    asked_for = "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in each "
-    asked_for += "minibatch"
+    advice = "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
+    advice += "between samples, no state of one rank"
+    if seen[0].sparse:
+        advice = (
+            "compare the model with sparse=False: torch's ddp can divide the gradients of other layers twice beside "
+        )
+        advice += f"a table with sparse ones (seen in torch 2.14); if they differ then too, {advice}"
+    if relative(cross, one, own) < SMALL_DIFFERENCE:
+        advice += (
+            "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in each "
+        )
+        advice += "minibatch"
     yield Finding(
         NAME,
         "error",
         f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
         f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
         "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a claim",
-        "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
-        "between samples, no state of one rank" + asked_for * (relative(cross, one, own) < SMALL_DIFFERENCE),
+        advice,
     )
 
 

@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.config.strategy_traits import BROADCAST, OWN_COLLECTIVES
+from harness.config.strategy_traits import BROADCAST, OWN_COLLECTIVES, SPARSE
 from harness.measure.stepper import Stepper
 from harness.measure.window import elapsed_s, synchronize
 from harness.plan.cell import Cell
@@ -182,7 +183,7 @@ def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
 
 
 def other_exchanges(stepper: Stepper) -> TrialFacts:
-    """Return the seconds of a step that are neither gradients' nor parameters': ddp's buffers, own collectives.
+    """Return the seconds of ddp's buffers and sparse gradients, and of the workload's own collectives, in a step.
 
     And the bytes of these on this rank, by operation. Empty if there are none. The training is of no further use. All
     ranks call it, and begin each measurement together.
@@ -210,6 +211,10 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
         found_by = ranks.gather((bool(first.bytes), first.between_two))
         if any(found for found, _ in found_by) and not any(between_two for _, between_two in found_by):
             seconds[OWN_COLLECTIVES] = _usual(lambda: own_collectives().seconds)
+    if isinstance(model, DistributedDataParallel):
+        sparse = [each.grad for each in model.parameters() if each.grad is not None and each.grad.is_sparse]
+        if all(ranks.gather(bool(sparse))):
+            seconds[SPARSE] = _usual(lambda: together_s(partial(_sum_rows, sparse, model.process_group)))
     synchronize(ranks.devices)
     found: TrialFacts = {"exchange_s": seconds} if seconds else {}
     return {**found, "own_bytes": first.bytes} if first.bytes else found
@@ -217,6 +222,12 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
 
 def _usual(measure: Callable[[], float]) -> float:
     return median([measure() for _ in range(1 + RECORDED_STEPS)][1:])
+
+
+def _sum_rows(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
+    """Sum sparse gradients over the ranks as ddp does."""
+    for gradient in gradients:
+        dist.all_reduce(gradient.clone(), group=group)
 
 
 class CollectiveMode(TorchDispatchMode):

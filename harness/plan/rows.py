@@ -298,8 +298,9 @@ class TrialFacts(TypedDict, total=False):
         Mapping[str, float],
         Meaning(
             "time per step by part of the exchange: collectives by a profile, overlapped or not; all-reduce by DDP's "
-            "timer, first bucket ready to last reduced, of the rank that waits least; ddp's broadcast of buffers; CPU "
-            "time that ddp's exchange adds; collectives of the workload's own code, with their wait for other ranks; "
+            "timer, first bucket ready to last reduced, of the rank that waits least; ddp's broadcast of buffers, and "
+            "its sums of sparse gradients, each by itself; CPU time that ddp's exchange adds; collectives of the "
+            "workload's own code, with their wait for other ranks; "
             "dp's threads, and side by side: contention of its replicas",
             "s",
         ),

@@ -13,7 +13,14 @@ from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES, batch_axis
 from harness.config.experiment import Experiment
 from harness.config.sections import AUTO
-from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES
+from harness.config.strategy_traits import (
+    BROADCAST,
+    BUILTIN_TRAITS,
+    COLLECTIVES,
+    EXCHANGE_CPU,
+    OWN_COLLECTIVES,
+    SPARSE,
+)
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH
@@ -69,8 +76,9 @@ MACHINE = {
     "slowest rank": "One rank is slower than the others: tables/ranks.csv and harness doctor say which.",
     UNEQUAL_STEPS: "The work of a step differs between ranks, or single steps are interrupted: batch samples of "
     "similar length together.",
+    SPARSE: "Every rank receives the rows of all others: compare a table with sparse=False, whose gradient is dense.",
 }
-"""By part, what follows from the machine rather than from an option."""
+"""By part, what follows from the machine or the model rather than from an option."""
 OWN = "The workload's own code exchanges {} in each step: exchange less, or less often."
 """Against collectives of the workload's own code."""
 IN_PROGRAM: Mapping[str, str] = {
