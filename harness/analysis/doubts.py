@@ -32,6 +32,7 @@ CLOCK_CHANGE = 1.10
 FOREIGN_CORES = 0.25
 WAITS = 0.5
 UNLIKE_EPOCHS = 2.0
+FEW_EVALUATIONS = 10
 TOO_EFFICIENT = 1.5
 """An efficiency beyond this is no result of caches, whose effect is smaller, or of noise."""
 
@@ -110,6 +111,13 @@ DOUBTS: Mapping[str, Doubt] = {
         "that changes during a training. The ratio of timed steps is not that of trainings: decide by the time to a "
         "target",
         own=_unlike_epochs,
+    ),
+    "evaluates": Doubt(
+        "few evaluations are in its timed steps",
+        f"the timed windows of a script hold an evaluation, and fewer than {FEW_EVALUATIONS}: one more or less, by "
+        "chance or by the number of steps in an epoch, changes the speed. Leave evaluation out by `step: {pause: "
+        "validation}` or probe.pause(), or measure windows of many epochs",
+        own=lambda trial: trial.kind == "throughput" and 0 < (trial.evaluations or 0) < FEW_EVALUATIONS,
     ),
     "inline": Doubt(
         "it ran in the command's own process",
@@ -231,6 +239,7 @@ DOUBTS: Mapping[str, Doubt] = {
 COLUMNS = (
     *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
     *("environment", "devices", "inline", "throughput_per_s", "group_id", "steady", "skipped_updates", "wait_fraction"),
+    "evaluations",
 )
 """Columns of trials that the doubts are found from."""
 LOUD = ("impossible efficiency", "waits for data", "other speed in epochs")

@@ -318,7 +318,8 @@ def versus(
     rows = []
     for along in axis_pairs(((group[0], group) for group in groups), placements):
         group, other = along.one, along.other
-        own_rule = None if along.axis in SIZES else rule
+        # blocks are added for no comparison of sizes; yet that of devices with the base's is one of the decisions
+        own_rule = None if along.axis in SIZES and (along.axis != "devices" or rule != "decide") else rule
         if pair := paired(group, other, own_rule):
             rows.append(
                 {

@@ -301,15 +301,21 @@ def script_text(script: Path, file: Path) -> str:
         f"name: {name or 'script'}",
         f"script: {os.path.relpath(script, file.parent)}",
         *["# Replace each VALUE: the script needs one."] * bool(required),
+        *[
+            f"# {each.flag}: more than it needs, as the script is ended after its last window."
+            for each in (long,)
+            if each
+        ],
         f"arguments: {' '.join(given)}" if given else "# arguments: --batch-size {per_device_batch_size}",
         "# Each name in braces in arguments is an axis, and its values stand in grid."
         + (f" Other options of the script: {'; '.join(map(str, others))}" if others else " What does the script take?"),
-        "# step: {samples: 32}             # of a rank and step, if no DataLoader of torch delivers its batches",
+        "step: {pause: validation}         # without evaluation, which short windows hold by chance; also samples: 32,",
+        "                                  # of a rank and step, if no DataLoader of torch delivers its batches",
         "grid:",
         "  devices: [1, 2]                 # GPUs, or CPU slots; each is a rank",
         f"  per_device_batch_size: [{size}]     # of a rank; or global_batch_size, here and above: of all ranks",
         "effort: quick                     # short windows; normal and careful take longer",
-        "throughput: {blocks: decide}      # 3 to 8, as many as decide; a number: as many in any case",
+        "throughput: {blocks: decide}      # 3 to 8, until it is clear what is faster; a number: as many in any case",
         "# Learning curves, of probe.report() in the script or a Trainer's logs; the epochs to train are in arguments:",
         "# convergence: {seeds: [0], target: {metric: val_loss, at_most: 1}}",
         "limits: {trial: 5m}               # the longest time without a step, from the start of the script on",

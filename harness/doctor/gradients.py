@@ -196,14 +196,12 @@ def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
     advice += "between samples, no state of one rank"
     if seen[0].sparse:
         advice = (
-            "compare the model with sparse=False: torch's ddp can divide the gradients of other layers twice beside "
+            "compare the model with sparse=False: torch's ddp can divide the gradients of other layers twice beside a "
+            f"table with sparse ones (seen in torch 2.14); if they differ then too, {advice}"
         )
-        advice += f"a table with sparse ones (seen in torch 2.14); if they differ then too, {advice}"
     if relative(cross, one, own) < SMALL_DIFFERENCE:
-        advice += (
-            "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in each "
-        )
-        advice += "minibatch"
+        advice += "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in "
+        advice += "each minibatch"
     yield Finding(
         NAME,
         "error",

@@ -348,7 +348,7 @@ class TrialFacts(TypedDict, total=False):
         int, Meaning("of a script: ranks in one process group with equal parameters, if these can be compared")
     ]
     ended_early: Annotated[bool, Meaning("true if a script ended by itself before its last window")]
-    evaluation_batches: Annotated[int, Meaning("of a script: batches of evaluation in its windows, on rank 0")]
+    evaluations: Annotated[int, Meaning("of a script: evaluations between the steps of its windows, on rank 0")]
     findings: list[FindingRow]
     figures: dict[str, str]
     memory: MemoryFacts

@@ -216,18 +216,23 @@ def why_not_better(row: Statement, context: Context) -> Said:
 
 
 def short_causes(row: Statement, context: Context) -> Iterator[Said]:
-    """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss."""
+    """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss.
+
+    A wait for data that its base has too is no part of it.
+    """
     causes = context.causes[str(row.cell_id)]
     certain = certain_of(causes)[:MOST_PARTS]
     waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
+    alike = [one for one in waits if (_wait_of_base(one, context) or 0.0) >= number(one.facts.share)]
     said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
-    of_loss = not waits and not any(one.subject == HOST for one in certain)
+    of_loss = waits == alike != certain and not any(one.subject == HOST for one in certain)
     named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
     ratio, of = context.ratio(row.cell_id), ""
     if ratio and certain and of_loss and not is_missing(ratio.efficiency) and number(ratio.efficiency) < 1:
         lost = round(1 - number(ratio.efficiency), 2)
         saved = round(-sum(number(one.facts.share) for one in causes if one.code == SAVED), 2)
-        rest = lost + saved - sum(round(number(one.facts.share), 2) for one in certain)  # adds up as it is written
+        of_it = [one for one in certain if one not in alike]
+        rest = lost + saved - sum(round(number(one.facts.share), 2) for one in of_it)  # adds up as it is written
         more = f"; {percent(rest)} in smaller or uncertain parts" if rest >= LEAST_SHARE else ""
         more += f"; {percent(saved)} saved" if saved >= LEAST_SHARE else ""
         more += f"; measured one by one, they exceed it by {percent(-rest)}" if -rest >= LEAST_SHARE else ""
@@ -255,12 +260,18 @@ def _share(cause: Statement, *, sign: int = 1) -> str:
 def because(cause: Statement, context: Context) -> str:
     """Return the reasons of a cause and, if it is the whole wait for data, which is no loss of scaling, the base's."""
     because = f" ({'; '.join(cause.reasons)})" if cause.reasons else ""
-    ratio, phases = context.ratio(cause.cell_id), context.table("phases")
-    if cause.evidence != WHOLE_WAIT or ratio is None:
+    ratio, waits = context.ratio(cause.cell_id), _wait_of_base(cause, context)
+    if cause.evidence != WHOLE_WAIT or ratio is None or waits is None:
         return because
-    waits = phases.loc[phases["cell_id"] == ratio.base_id, "waits"].dropna()
-    of_base = f" ({percent(waits.iloc[0])} on {plural(ratio.base_devices, 'device')})" if len(waits) else ""
-    return f"{because}{of_base}"
+    why_none = ", so no loss of scaling" if waits >= number(cause.facts.share) else ""
+    return f"{because} ({percent(waits)} on {plural(ratio.base_devices, 'device')}{why_none})"
+
+
+def _wait_of_base(cause: Statement, context: Context) -> float | None:
+    """Return the part of its step that the base of a cell waits for data; None if it is unknown."""
+    ratio, phases = context.ratio(cause.cell_id), context.table("phases")
+    waits = phases.loc[phases["cell_id"] == (ratio.base_id if ratio else ""), "waits"].dropna()
+    return float(waits.iloc[0]) if len(waits) else None
 
 
 def target(causes: Sequence[Statement]) -> Statement | None:

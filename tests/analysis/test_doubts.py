@@ -192,6 +192,9 @@ def test_worker_groups_with_different_environments_are_reported(other: dict[str,
         ({"steady": False}, ("no steady state",)),
         ({"steady": True, "skipped_updates": 0}, ()),  # of fp16
         ({"steady": True, "skipped_updates": 2}, ("skipped updates",)),
+        ({"steady": True, "evaluations": 0}, ()),  # of a script
+        ({"steady": True, "evaluations": 9}, ("evaluates",)),
+        ({"steady": True, "evaluations": 10}, ()),
     ],
 )
 def test_facts_of_a_trial_become_doubts(facts: dict[str, Any], doubt: tuple[str, ...]) -> None:

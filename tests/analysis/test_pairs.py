@@ -54,6 +54,16 @@ def series(*values: dict[str, Any], blocks: int = 3) -> list[dict[str, Any]]:
     ]
 
 
+def test_after_looks_devices_have_the_level_of_the_speedup_and_batches_which_no_look_decides_that_of_a_pair() -> None:
+    """One ratio has one interval, in the table of speedups as in this one."""
+    for values, wider in ((DEVICES[:2], True), (BATCHES, False)):
+        lines = series(*values)
+        lines[0]["windows"] = line("x", rates=(45.0,) * values[0].get("devices", 2))["windows"]
+        plain, looked = (ratios.versus(trials_of(lines), rule) for rule in (None, "decide"))
+        assert looked["ratio"].tolist() == plain["ratio"].tolist()
+        assert (looked["high"].iloc[0] > plain["high"].iloc[0] + 1e-6) == wider
+
+
 BUCKETS = [{"options": {"ddp.bucket_cap_mb": size, "optimizer.lr": 0.1}} for size in (25, 1, 100)]
 BATCHES = [{"per_device_batch_size": batch, "global_batch_size": 2 * batch} for batch in (20, 10)]
 DEVICES = [{"devices": n, "global_batch_size": 10 * n} for n in (1, 4, 2)]

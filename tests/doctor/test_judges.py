@@ -173,7 +173,8 @@ def test_a_factor_of_n_is_a_sum_for_a_mean_and_another_difference_is_named_by_pa
     assert "largest in w" in unlike.seen and "PPO" not in unlike.advice
     assert "as PPO" in only(gradients.judge(products(1.0, 0.04), case())).advice
     sparse = [replace(each, sparse=True) for each in products(1.0, 0.3)]
-    assert "sparse=False" in only(gradients.judge(sparse, case())).advice and "sparse" not in unlike.advice
+    told = only(gradients.judge(sparse, case())).advice
+    assert "sparse=False" in told and told.endswith(unlike.advice) and "sparse" not in unlike.advice
     assert not [*gradients.judge(products(1.0, 0.3, noisy=True), case())]  # noise in the loss widens the bound
     assert [*gradients.judge(products(2.0, noisy=True), case())]  # but not beyond a factor
     assert (gradients.relative(0.0, 0.0, 0.0), gradients.relative(0.0, 0.0, 1.0)) == (0.0, math.inf)

@@ -66,6 +66,10 @@ def test_after_the_run_it_has_both_and_the_error() -> None:
         ({"actual_s": 100.0, "error": -0.2}, "1 min 20 s", " (-20 %)", "1 min 40 s", "0.2"),
         ({"actual_s": 70.0, "error": 0.14}, "1 min 20 s", " (+14 %)", "1 min 10 s", "0.286"),
         ({"actual_s": 80.0, "basis": "lower bound"}, "at least 1 min 20 s", "", "1 min 20 s", "0.25"),
+        (  # with blocks: decide
+            {"actual_s": 80.0, "basis": "lower bound", "planned_trials": 24, "measured_trials": 9},
+            *("1 min 20 s", "", "1 min 20 s", "0.25"),
+        ),
         (
             {"actual_s": 160.0, "basis": "unknown"},
             *("1 min 20 s", ", without the parts of unknown time", "2 min 40 s", "0.125"),

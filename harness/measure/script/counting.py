@@ -68,7 +68,9 @@ class StepRecorder(probe.Recorder):
         self._connected = 0
         self._event_device: torch.device | None = None
         self._counted: weakref.ref[torch.optim.Optimizer] | None = None
-        self._evaluation_batches = 0
+        self._evaluations = 0
+        self._evaluated_at = -1
+        """The steps before the last evaluation."""
         self._thread = threading.get_ident()
 
     def install(self) -> None:
@@ -232,7 +234,7 @@ class StepRecorder(probe.Recorder):
         self._note_group()
         self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
         if not steps.edges:
-            self._evaluation_batches = 0
+            self._evaluations = 0
             self._send(messages.WindowsBegun())
         goes_on = bool(self._edges) and self._late is None
         if goes_on:
@@ -324,7 +326,7 @@ class StepRecorder(probe.Recorder):
         resident = resident_peak()
         return messages.Facts(
             optimizers=self._names,
-            evaluation_batches=self._evaluation_batches,
+            evaluations=self._evaluations,
             connected=self._connected,
             # the first to step of a ZeroRedundancyOptimizer is one of its own, with the rank's share of the parameters
             parameters=[] if ZERO in self._names else digests(self._counted() if self._counted else None),
@@ -367,8 +369,13 @@ class StepRecorder(probe.Recorder):
             self._batches += 1
             self._samples += samples
         elif self._paused_at is None:
-            self._evaluation_batches += 1
+            self._evaluate()
         self.waited(start)
+
+    def _evaluate(self) -> None:
+        """Count what was read between two steps and not trained on as one evaluation."""
+        self._evaluations += self._evaluated_at != len(self._steps.ended)
+        self._evaluated_at = len(self._steps.ended)
 
     def iterated(self, iteration: Iteration) -> None:
         """Note the end of an iteration; one that nothing was trained in may be an evaluation with gradients enabled."""
@@ -385,9 +392,9 @@ class StepRecorder(probe.Recorder):
         samples = self._samples - sum(each.samples for each in evaluations)
         if not samples:
             return self._samples
-        untrained = sum(each.batches for each in evaluations)
-        self._evaluation_batches += untrained
-        self._batches -= untrained
+        if evaluations:
+            self._evaluate()
+        self._batches -= sum(each.batches for each in evaluations)
         return samples
 
     def _trains(self) -> bool:

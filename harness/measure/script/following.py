@@ -323,7 +323,7 @@ def result(
         "steady": followed.steady and not end.by_itself,
         "optimizers": ", ".join(facts.optimizers),
         "ended_early": end.by_itself,
-        "evaluation_batches": facts.evaluation_batches,
+        "evaluations": facts.evaluations,
         "connected_ranks": together([each.facts for each in seen]),
         **exchange_of(known),
         **({} if trains else {"ingest": True}),

@@ -157,9 +157,9 @@ def _of_machine(ranks: Sequence[Seen], cell: Cell) -> Iterator[Finding]:
 
 def _of_steps(first: Seen, profiles: Sequence[ProfiledSteps], *, pauses: bool) -> Iterator[Finding]:
     """Yield findings on what the counted steps of the first rank hold, and on the GPUs' idle time in the profile."""
-    if first.facts.evaluation_batches:
-        seen = f"batches of evaluation in the timed windows: {first.facts.evaluation_batches}"
-        means = "evaluation counts as time of training"
+    if first.facts.evaluations:
+        seen = f"evaluations in the timed windows: {first.facts.evaluations}"
+        means = "evaluation counts as time of training, as often as the windows happen to hold one"
         advice = (
             "step: {pause: validation} does not know its batches, which are fetched with gradients enabled, as by a "
             "Trainer: leave it out by probe.pause() in the script"

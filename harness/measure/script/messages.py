@@ -50,16 +50,16 @@ class Steps:
 class Facts:
     """What is known of the script's process at its end.
 
-    ``optimizers``: the class of each, by its first step. ``evaluation_batches``: those that a loader delivered outside
-    of pauses since the first edge, without gradients or in an iteration that nothing was trained in. ``connected``: the
-    size of its process group, 0 without one. ``parameters``: shape and sum of those of the counted optimizer; empty if
-    they may be shards. ``gpus``: those of its parameters, by UUID. ``threads``: torch's computing threads.
-    ``workers``: processes of multiprocessing, as of a DataLoader. ``passes``, ``batches``: backward
-    passes, and batches that are trained on, a step, rounded.
+    ``optimizers``: the class of each, by its first step. ``evaluations``: times since the first edge, outside of
+    pauses, that batches came between two steps without gradients, or in an iteration that nothing was trained in.
+    ``connected``: the size of its process group, 0 without one. ``parameters``: shape and sum of those of the counted
+    optimizer; empty if they may be shards. ``gpus``: those of its parameters, by UUID. ``threads``: torch's computing
+    threads. ``workers``: processes of multiprocessing, as of a DataLoader. ``passes``, ``batches``: backward passes,
+    and batches that are trained on, a step, rounded.
     """
 
     optimizers: Sequence[str]
-    evaluation_batches: int
+    evaluations: int
     connected: int
     parameters: Sequence[tuple[tuple[int, ...], str]]
     gpus: Sequence[str]

@@ -99,7 +99,7 @@ def having(**facts: Any) -> Finished:
         (HEALTHY, None, []),
         (having(connected=0), None, ["2 ranks with no process group"]),
         (having(connected=1), None, ["2 ranks with a process group of 1 ranks"]),
-        (having(evaluation_batches=3), None, ["batches of evaluation in the timed windows: 3"]),
+        (having(evaluations=3), None, ["evaluations in the timed windows: 3"]),
         (having(optimizers=["Adam", "SGD"]), None, ["optimizers in the order of their first steps: Adam, SGD"]),
         (replace(HEALTHY, by_itself=True), None, ["the script ended by itself after 3 steps"]),
         (three_steps(samples=[0.0] * 3), None, ["3 steps, and no batch from a torch DataLoader"]),
@@ -235,7 +235,7 @@ def test_copies_in_one_process_group_are_an_error_too() -> None:
 
 @pytest.mark.parametrize("pauses", [True, False])
 def test_an_evaluation_that_the_option_does_not_know_is_not_advised_to_it(pauses: bool) -> None:
-    (found,) = judge([Seen.of(having(evaluation_batches=4))] * 2, CELL, None, pauses=pauses)
+    (found,) = judge([Seen.of(having(evaluations=4))] * 2, CELL, None, pauses=pauses)
     assert ("does not know its batches" in found.advice) is pauses and "probe.pause()" in found.advice
 
 
