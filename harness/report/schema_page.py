@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from harness.analysis.doubts import DOUBTS
-from harness.record.schema import COMPARED, DECISION, DERIVED, RECORDED, Table
+from harness.record.schema import COMPARED, DECISION, DERIVED, RECORDED, Column, Table
+
+SHARED = 10
+"""A column that this many tables have alike is described once."""
 
 HEAD = """# Results
 
@@ -31,22 +36,43 @@ is a tuple there, and text in a file, joined by "; "; a mapping is a dictionary 
 
 def as_markdown() -> str:
     """Return the page: the files of a run folder, every table with its columns, units and meanings, and the doubts."""
-    parts = [HEAD, "\n## Recorded\n", *map(_section, RECORDED), "\n## Derived\n", *map(_section, DERIVED)]
+    tables = [*RECORDED, *DERIVED, *COMPARED, DECISION]
+    known = Counter(_row(column) for table in tables for column in table.columns)
+    shared = frozenset(row for row, count in known.items() if count >= SHARED)
+    names = [row for row in known if row in shared]  # in the order of the first table
+    parts = [HEAD, f"\n## Columns that many tables have\n\n{_listed(names)}"]
+    parts += ["\n## Recorded\n", *(_section(table, shared) for table in RECORDED)]
+    parts += ["\n## Derived\n", *(_section(table, shared) for table in DERIVED)]
     parts += [
         "\n## Over several runs\n\n`harness compare --json` has these tables but `history`, which is ",
         "`harness.load_history(folder)`.\n",
-        *map(_section, COMPARED),
+        *(_section(table, shared) for table in COMPARED),
     ]
-    parts += ["\n## Of harness decide\n", _section(DECISION)]
+    parts += ["\n## Of harness decide\n", _section(DECISION, shared)]
     parts += ["\n## Doubts\n\n| doubt | meaning |\n|---|---|\n"]
     parts += [f"| {name} | {doubt.meaning} |\n" for name, doubt in DOUBTS.items()]
     return "".join(parts)
 
 
-def _section(table: Table) -> str:
-    rows = [f"| `{c.name}` | {c.dtype} | {c.unit or '-'} | {c.meaning} |" for c in table.columns]
+def _section(table: Table, shared: frozenset[str]) -> str:
+    """Return the description of a table, which only names the columns of other tables that it has alike."""
+    rows = {column.name: _row(column) for column in table.columns}
+    has = dict.fromkeys(row for row in rows.values() if row in shared)
+    if 2 * len(has) > len(shared):
+        but = ", ".join(sorted(row.split()[1] for row in shared - has.keys()))
+        beside = f" It has the columns that many tables have{f', but {but}' if but else ''}, and:"
+    else:
+        beside = f" Of the columns that many tables have: {', '.join(row.split()[1] for row in has)}." if has else ""
+    return f"\n### {table.name}\n\nOne row: {table.row}.{beside}\n\n{_listed([*rows.values()], shared)}"
+
+
+def _row(column: Column) -> str:
+    return f"| `{column.name}` | {column.dtype} | {column.unit or '-'} | {column.meaning} |"
+
+
+def _listed(rows: list[str], without: frozenset[str] = frozenset()) -> str:
     head = ["| column | type | unit | meaning |", "|---|---|---|---|"]
-    return "\n".join([f"\n### {table.name}\n", f"One row: {table.row}.\n", *head, *rows]) + "\n"
+    return "\n".join([*head, *(row for row in rows if row not in without)]) + "\n"
 
 
 if __name__ == "__main__":
