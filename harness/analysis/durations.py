@@ -17,7 +17,7 @@ from harness.config.sections import Throughput
 from harness.errors import HarnessError
 from harness.plan.planner import GROUP_START_S, Plan, least_warmup_s
 from harness.plan.run_environment import wall_seconds
-from harness.plan.trial import Trial, WorkerGroup
+from harness.plan.trial import TIMED, Trial, WorkerGroup
 from harness.record.folder import RunFolder
 from harness.record.reading import naming_file
 
@@ -100,7 +100,7 @@ Keys = tuple[tuple[Key, ...], tuple[Key, ...]]
 
 
 def _keys(kind: str, purpose: str, cell_id: str, strategy: str, devices: int, launcher: str) -> Keys:
-    timed = kind == "throughput" or purpose in ("twin", "explain")
+    timed = kind == "throughput" or purpose in TIMED
     scenario = "timed" if timed else purpose or kind
     return ((purpose or kind, cell_id), (scenario, cell_id)), ((scenario, strategy, devices), (scenario, launcher))
 

@@ -43,8 +43,8 @@ from harness.analysis.stats import (
 )
 from harness.config.axes import SIZES
 from harness.config.sections import BlockRule, Rule
-from harness.plan.comparison import axis_pairs
-from harness.plan.labels import TAGS
+from harness.plan.comparison import AxisPair, axis_pairs
+from harness.plan.labels import TAGS, joined
 from harness.record.schema import DESCRIPTION, LEADERS, NOISE, PARITY, SCALING, VERSUS
 
 OTHER_HARDWARE = "other hardware"
@@ -300,6 +300,10 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     return PARITY.frame(sorted(rows, key=order))
 
 
+ALL_THREADS, ALL, ONE = "threads", "all CPU threads", "a device's"
+"""The axis, and the values, of a base with the threads of all CPU slots beside itself."""
+
+
 def versus(
     trials: pd.DataFrame,
     rule: Rule | None = None,
@@ -310,16 +314,21 @@ def versus(
     """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
 
     For strategies on several devices: dp, ddp, fsdp in this order. ``variants``: their order. ``placements``: that of
-    device_ids, each of which is compared with the first.
+    device_ids, each of which is compared with the first. Last are the bases with all CPU threads, each against itself.
     """
     places = {name: place for place, name in enumerate(variants)}
     groups = sorted(by_cell(rows_of(with_twins(trials))).values(), key=lambda group: order(group[0]))
     groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
-    for along in axis_pairs(((group[0], group) for group in groups), placements):
+    own = {group[0].cell_id: group for group in groups}
+    more = by_cell(rows_of(measured(trials, "threads")))
+    pairs = axis_pairs(((group[0], group) for group in groups), placements)
+    pairs += [AxisPair(ALL_THREADS, group, own[name], ALL, ONE) for name, group in more.items() if name in own]
+    for along in pairs:
         group, other = along.one, along.other
         # blocks are added for no comparison of sizes; yet that of devices with the base's is one of the decisions
-        own_rule = None if along.axis in SIZES and (along.axis != "devices" or rule != "decide") else rule
+        undecided = {*SIZES, ALL_THREADS} - ({"devices"} if rule == "decide" else set())
+        own_rule = None if along.axis in undecided else rule
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
@@ -333,6 +342,8 @@ def versus(
                     "doubts": _doubts_of(group, other, along.other_value),
                 }
             )
+            if along.axis == ALL_THREADS:  # of one cell
+                rows[-1] |= {"label": joined(group[0].label, ALL), "other_label": joined(other[0].label, ONE)}
     return VERSUS.frame(rows)
 
 

@@ -38,6 +38,7 @@ from harness.config.strategy_traits import (
     SPARSE,
 )
 from harness.plan.comparison import backend_of
+from harness.plan.trial import REPEATS
 from harness.record.schema import DESCRIPTION, WATERFALL
 
 PART_OF = {"all_reduce": COLLECTIVES.name, "all_gather": "all-gather", "reduce_scatter": "reduce-scatter"}
@@ -198,7 +199,7 @@ def waterfall(
     whose rest exceeds MOST_REST has no other part. ``reason`` in its row says so.
     """
     by_trial = timings(windows)
-    ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & (trials["purpose"] != "twin")]
+    ok = trials[(trials["outcome"] == "ok") & (trials["kind"] != "convergence") & ~trials["purpose"].isin(REPEATS)]
     timed = [Row({**row, "timing": by_trial[key]}) for row in rows_of(ok) if (key := trial_key(row)) in by_trial]
     known = grouped(timed, lambda row: (row.cell_id, row.block))
     profiles = {(row.launchers_id, row.block): row for row in rows_of(measured(trials, "profile"))}

@@ -300,8 +300,8 @@ class ScriptExperiment(Experiment):
         return timed.model_copy(update=EXAMINED) if purpose == "doctor" else timed
 
     def profiles(self, purpose: str, traits: StrategyTraits) -> bool:
-        """Return whether steps after the windows of a trial are profiled: not of a twin, which repeats another one."""
-        return self.explains and traits.trains and purpose not in ("doctor", "twin")
+        """Return whether steps after the windows of a trial are profiled: not of one that repeats a base."""
+        return self.explains and traits.trains and purpose not in ("doctor", "twin", "threads")
 
     def traits_of(self, options: Mapping[str, PlainValue]) -> StrategyTraits:
         """Return the traits of a cell with these options of the script or loop."""

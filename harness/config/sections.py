@@ -216,7 +216,8 @@ class Throughput(Strict):
     The warm-up runs rounds of ``warmup_steps`` until their times are steady, at most ``warmup_rounds`` of them. After
     its first round it lasts at least ``warmup_seconds``: if unset 5 on GPUs, whose clocks take seconds to settle, and
     none on CPUs.
-    ``twin``: the base is measured twice in every block (A/A test); ratios are to the mean. ``explain``: the parts of
+    ``twin``: the base is measured twice in every block (A/A test); ratios are to the mean. On CPU slots it is measured
+    with the threads of all of them too, as plain PyTorch would use them. ``explain``: the parts of
     the waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots;
     0: not at all), links and collectives. ``traces``: the best cell of the waterfall and its base are profiled once
     more after the blocks, and their traces kept.

@@ -12,7 +12,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -40,7 +40,7 @@ from harness.plan.trial import SkipTrial, Trial, TrialResult, WorkerGroup, skipp
 from harness.system import sanitize
 from harness.system.process import step_counter
 from harness.system.user_code import CodeVersion
-from harness.train.ranks import Cache, Ranks
+from harness.train.ranks import Cache, Ranks, processors
 
 MOST_DETAIL = 100_000
 """Characters of a traceback that are kept, from its end."""
@@ -307,7 +307,20 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
             send(Measured(measured))
 
     context.keep = keep
-    return complete(run_scenario(context))
+    with computing_with(context.trial.threads):
+        return complete(run_scenario(context))
+
+
+@contextlib.contextmanager
+def computing_with(threads: int) -> Iterator[None]:
+    """Give torch this many CPU threads for a block, or as many as there are processors for it; 0: as many as it has."""
+    own = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(min(threads, processors()))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(own)
 
 
 def run_scenario(context: TrialContext) -> TrialResult:

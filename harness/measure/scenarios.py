@@ -153,7 +153,7 @@ def throughput(context: TrialContext) -> TrialResult:
     measured = _measured(context, setup, speed, stepper.spent_s)
     if not settings.explain:
         return replace(measured, facts={**measured.facts, "flops_reason": "throughput.explain is off"})
-    if context.trial.purpose == "twin":  # which repeats another trial
+    if context.trial.repeats:
         return measured
     context.keep(measured)
     explanation = _explanation(context, stepper, speed, setup.workload)

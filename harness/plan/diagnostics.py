@@ -10,11 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TypeGuard
 
-from harness.config.sections import Throughput
+from harness.config.sections import LOOKS, Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import variables_of
 from harness.plan.cell import Cell, Placement, place
 from harness.plan.comparison import base_cell, base_cells, equivalence_cell, explaining_cells
+from harness.plan.inventory import Machine
 from harness.plan.rows import Purpose
 from harness.plan.trial import Trial
 
@@ -27,6 +28,25 @@ LEAST_CHECK_BATCH = 8
 def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return each base once more in every block (A/A test), in other processes."""
     return _in_blocks("twin", base_cells(cells), range(blocks), seed)
+
+
+def all_threads(cells: Iterable[Cell], machine: Machine, blocks: int, seed: int) -> list[Trial]:
+    """Return each base on one CPU slot once more, with the threads of all slots of its node.
+
+    What several devices of a node without GPUs have to beat. Of bases that differ in their batch that of the largest,
+    in as many blocks as an interval needs.
+    """
+    threads = machine.threads_per_device * max(machine.devices_per_node, default=0)
+    if machine.device != "cpu" or threads == machine.threads_per_device:
+        return []
+    largest: dict[Cell, Cell] = {}
+    for cell in base_cells(cells):
+        own_threads = cell.traits.own_program and not cell.traits.own_ranks  # of a loop, in a thread of its own
+        if cell.devices == 1 and not (cell.emulated_compute or cell.oversubscribed or cell.variant or own_threads):
+            alike = replace(cell, per_device_batch_size=None, global_batch_size=0)
+            largest[alike] = max(largest.get(alike, cell), cell, key=lambda one: one.global_batch_size)
+    trials = _in_blocks("threads", largest.values(), range(min(blocks, LOOKS[0])), seed)
+    return [replace(trial, threads=threads) for trial in trials]
 
 
 def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:

@@ -210,22 +210,25 @@ def make_plan(
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
     runnable = [trial for trial in trials if reasons[trial.cell] is None]
-    runnable = _with_diagnostics(runnable, experiment, machine.device)
+    runnable = _with_diagnostics(runnable, experiment, machine)
     groups = _worker_groups(runnable, experiment.seed)
     return Plan(experiment, inventory, machine, groups, skips, impossible, variants)
 
 
-def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, device: str) -> list[Trial]:
+def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, machine: Machine) -> list[Trial]:
     """Return the runnable trials with their diagnostic trials."""
     settings, seed = experiment.throughput, experiment.seed
     cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
     trials = list(trials)  # diagnostic trials of a runnable cell are runnable: they need no more devices
     if settings and settings.twin:
         trials += diagnostics.twins(cells, settings.most_blocks, seed)
+        trials += diagnostics.all_threads(cells, machine, settings.most_blocks, seed)
     if settings and settings.explain:
         trials += diagnostics.explaining(cells, settings.most_blocks, seed)
         trials += diagnostics.profiles(cells, settings.most_blocks, seed)
-        trials += diagnostics.links_trials(trials, seed) if diagnostics.seconds_of_links(settings, device) else []
+        trials += (
+            diagnostics.links_trials(trials, seed) if diagnostics.seconds_of_links(settings, machine.device) else []
+        )
     if experiment.equivalence:
         trials = diagnostics.with_checks(trials, seed)
     else:
@@ -352,7 +355,7 @@ def bases_first(groups: Iterable[WorkerGroup], blocks: Collection[int]) -> tuple
 def is_base(trial: Trial) -> bool:
     """Return whether other trials of its block are compared with this one."""
     cell = trial.cell
-    return trial.timed and trial.purpose != "twin" and comparable(cell) and base_cell(cell) == cell
+    return trial.timed and not trial.repeats and comparable(cell) and base_cell(cell) == cell
 
 
 def codes_of(plan: Plan) -> dict[str, str]:
@@ -430,6 +433,7 @@ def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
     return {
         "": cells | beside,
         "twin": cells,
+        "threads": cells,
         "explain": beside,
         "profile": cells,
         "equivalence": checks | set(map(base_cell, checks)),

@@ -126,7 +126,7 @@ class ExchangeRow(TypedDict):
 
 
 Kind = Literal["throughput", "convergence", "diagnostic"]
-Purpose = Literal["", "twin", "explain", "profile", "equivalence", "doctor", "links"]
+Purpose = Literal["", "twin", "threads", "explain", "profile", "equivalence", "doctor", "links"]
 """The purpose of a diagnostic trial; PURPOSES in plan/trial.py says what each is."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
 NoSuchCell = Literal["strategy_devices", "strategy_nodes", "strategy_compile", "compile_mode", "static_graph"]

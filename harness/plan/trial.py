@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,15 @@ from harness.plan.cell import Cell, Placement, int_option, place
 from harness.plan.rows import ExchangeRow, Kind, LinkRow, Outcome, Purpose, RankRow, SkipCode, TrialFacts, WindowRow
 from harness.system.sanitize import variable_text
 
+Scenario = Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]
+
 
 class PurposeTraits(NamedTuple):
     """What the trials of a purpose are.
 
     ``mark``: in their ids. ``order``: their place in the order of a worker group; of a throughput trial 0, of a
     training 1. ``label``, ``why``: what they measure, and what for. ``done``: the end of one, in a line of a run.
+    ``times``: steps in windows, as a throughput trial. ``repeats``: a base that its block measures beside it.
     """
 
     mark: str
@@ -28,17 +31,24 @@ class PurposeTraits(NamedTuple):
     label: str
     why: str
     done: str = ""
+    times: bool = False
+    repeats: bool = False
 
 
 PURPOSES: Mapping[Purpose, PurposeTraits] = {
-    "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base"),
-    "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency"),
+    "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base", times=True, repeats=True),
+    "threads": PurposeTraits(
+        "c", 1, "bases with all CPU threads", "for one process with all CPU threads", times=True, repeats=True
+    ),
+    "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency", times=True),
     "profile": PurposeTraits("p", 3, "profiles", "for the collectives and busy GPUs (profiles)", "profiled"),
     "equivalence": PurposeTraits("e", -1, "equivalence checks", "for the equivalence of strategies", "checked"),
     "doctor": PurposeTraits("d", -2, "preflight", "for the doctor, first in their worker groups", "examined"),
     "links": PurposeTraits("l", 2, "links and collectives", "for the bandwidth of links and collectives", "measured"),
 }
 """The purposes of diagnostic trials, in the order of tables."""
+TIMED = frozenset(name for name, traits in PURPOSES.items() if traits.times)
+REPEATS = frozenset(name for name, traits in PURPOSES.items() if traits.repeats)
 
 
 @dataclass(frozen=True)
@@ -55,11 +65,18 @@ class Trial:
     """The id of the equivalence check's cell, which shows whether this cell trains as one device does."""
     trace_bytes: int = 0
     """The largest trace of each rank that a profile keeps; 0: none, but the time of its collectives."""
+    threads: int = 0
+    """The CPU threads of its process; 0: those of a device."""
 
     @property
     def timed(self) -> bool:
         """Whether its steps are timed in windows."""
-        return self.kind == "throughput" or self.purpose in ("twin", "explain")
+        return self.kind == "throughput" or self.purpose in TIMED
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it measures a base once more."""
+        return self.purpose in REPEATS
 
     @property
     def trains(self) -> bool:
@@ -67,11 +84,9 @@ class Trial:
         return self.purpose not in ("doctor", "links")
 
     @property
-    def scenario(self) -> Literal["throughput", "convergence", "profile", "equivalence", "doctor", "links"]:
+    def scenario(self) -> Scenario:
         """The scenario that its ranks run."""
-        if self.purpose == "twin" or self.purpose == "explain":
-            return "throughput"
-        return self.purpose or ("throughput" if self.kind == "throughput" else "convergence")
+        return cast("Scenario", "throughput" if self.timed else self.purpose or "convergence")
 
     @property
     def id(self) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.improvements import CONFIRMING_BLOCKS
+from harness.analysis.ratios import ALL_THREADS
 from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
@@ -109,10 +110,18 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
-        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{batch}."
+        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{batch}.{_with_all_threads(ratio, context)}"
     else:
         less = f"{name} has only {_gain(ratio)} of its throughput"
         yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
+
+
+def _with_all_threads(ratio: Row, context: Context) -> str:
+    """Return a sentence on the base with the threads of all CPU slots; empty if that was not measured."""
+    rows = (one for one in rows_of(context.table("versus")) if one.axis == ALL_THREADS and one.cell_id == ratio.base_id)
+    if (row := next(rows, None)) is None or is_missing(row.ratio):
+        return ""
+    return f" One process with all CPU threads: {with_ends(times, row.ratio, row.low, row.high)} times."
 
 
 def _larger_batch(ratio: Row, context: Context) -> str:

@@ -63,7 +63,7 @@ class SkipPolicy:
         elif result.outcome == "error" and trial.trains:
             self._learn_error(trial.cell)
         self._learn_of_cell(trial, result)
-        if trial.timed and trial.purpose != "twin":
+        if trial.timed and not trial.repeats:
             change = self._failed.discard if result.outcome == "ok" else self._failed.add
             change((trial.cell, trial.block))
         if trial.scenario in TRAININGS:

@@ -13,7 +13,7 @@ import pandas as pd
 from harness.analysis.common import Row, by_cell, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.doubts import doubt_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
-from harness.analysis.ratios import PAIR_COLUMNS, Paired, paired, with_twins, within
+from harness.analysis.ratios import ALL_THREADS, PAIR_COLUMNS, Paired, paired, with_twins, within
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, OPEN, SIGNIFICANCE, deciding_blocks, holm, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.waterfall import WORTH_NAMING
@@ -33,7 +33,7 @@ RANK = r" on rank \d+: "
 """What stands in a reason between the type of an error and its message."""
 RANKED_SEEDS = 5
 """Trainings are ranked by their time to a target from this number of seeds on, as MLPerf Training asks for."""
-NO_CHOICES = frozenset({*SIZES, "strategy"})
+NO_CHOICES = frozenset({*SIZES, "strategy", ALL_THREADS})
 """The axes that the other statements are about; every other axis, and every option, is a choice. So is the batch, after
 all others, for which no blocks are asked: about equal batches would ask for them without end."""
 GOOD_BLOCKS = 5
