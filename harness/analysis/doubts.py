@@ -278,7 +278,7 @@ def doubts(
         names = []
         if row.outcome == "ok" and row.throughput_per_s is not None:
             base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
-            if base is not None and base.trial_id == row.trial_id:
+            if base is not None and (base.trial_id == row.trial_id or row.purpose == "threads"):  # which differ
                 base = None
             for name, doubt in DOUBTS.items():
                 if seen := doubt.own(row) or (base is not None and doubt.beside(row, base)):

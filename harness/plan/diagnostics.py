@@ -33,20 +33,23 @@ def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
 def all_threads(cells: Iterable[Cell], machine: Machine, blocks: int, seed: int) -> list[Trial]:
     """Return each base on one CPU slot once more, with the threads of all slots of its node.
 
-    What several devices of a node without GPUs have to beat. Of bases that differ in their batch that of the largest,
-    in as many blocks as an interval needs.
+    What several devices of a node without GPUs have to beat. One base of a model, that of the largest batch, in as many
+    blocks as an interval needs, or if they take a second rather than an interpreter's start, as make it narrow.
     """
     threads = machine.threads_per_device * max(machine.devices_per_node, default=0)
     if machine.device != "cpu" or threads == machine.threads_per_device:
         return []
-    largest: dict[Cell, Cell] = {}
+    largest: dict[tuple[str, str, str], Cell] = {}
     for cell in base_cells(cells):
         own_threads = cell.traits.own_program and not cell.traits.own_ranks  # of a loop, in a thread of its own
         if cell.devices == 1 and not (cell.emulated_compute or cell.oversubscribed or cell.variant or own_threads):
-            alike = replace(cell, per_device_batch_size=None, global_batch_size=0)
-            largest[alike] = max(largest.get(alike, cell), cell, key=lambda one: one.global_batch_size)
-    trials = _in_blocks("threads", largest.values(), range(min(blocks, LOOKS[0])), seed)
-    return [replace(trial, threads=threads) for trial in trials]
+            model = (cell.workload, str(cell.data), str(cell.model))
+            largest[model] = max(largest.get(model, cell), cell, key=lambda one: one.global_batch_size)
+    return [
+        replace(trial, threads=threads)
+        for cell in largest.values()
+        for trial in _in_blocks("threads", [cell], range(min(blocks, LOOKS[not cell.traits.own_program])), seed)
+    ]
 
 
 def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:

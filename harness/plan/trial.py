@@ -86,7 +86,8 @@ class Trial:
     @property
     def scenario(self) -> Scenario:
         """The scenario that its ranks run."""
-        return cast("Scenario", "throughput" if self.timed else self.purpose or "convergence")
+        own = "throughput" if self.kind == "throughput" else "convergence"
+        return cast("Scenario", "throughput" if self.purpose in TIMED else self.purpose or own)
 
     @property
     def id(self) -> str:

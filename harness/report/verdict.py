@@ -340,7 +340,7 @@ def make_verdict(results: Results) -> Verdict:
 
 
 def _slots(trials: pd.DataFrame) -> str:
-    on_cpu = trials[trials["device"] == "cpu"]
+    on_cpu = trials[(trials["device"] == "cpu") & (trials["purpose"] != "threads")]
     if not (threads := sorted({int(count) for count in on_cpu["threads"].dropna()})):
         return ""
     return f"A device is a process with {' or '.join(map(str, threads))} CPU thread{'s' * (threads != [1])}."

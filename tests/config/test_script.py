@@ -80,7 +80,8 @@ def test_an_argument_has_the_cell_s_value_and_is_left_out_if_it_is_empty() -> No
 
 def test_the_base_is_the_script_itself_on_one_device_and_no_other_trials_than_its_own_are_planned() -> None:
     plan = make_plan(script(throughput={"blocks": 3}), laptop(2))
-    assert {trial.purpose for trial in plan.trials} == {"", "twin"}
+    assert {trial.purpose for trial in plan.trials} == {"", "twin", "threads"}
+    assert len([trial for trial in plan.trials if trial.purpose == "threads"]) == 3  # of the first base alone
     twins = {trial.cell for trial in plan.trials if trial.purpose == "twin"}
     assert {(cell.devices, cell.strategy) for cell in twins} == {(1, "script")} and len(twins) == 8
     windowed = make_plan(script(throughput={"blocks": 3, "windows": 2, "window_seconds": 3.0}), laptop(2))

@@ -33,6 +33,26 @@ def test_every_block_has_a_twin_of_every_base_in_other_processes() -> None:
     assert all(trial.cell == base_cell(trial.cell) for trial in twins)
 
 
+@pytest.mark.parametrize(
+    ("grid", "machine", "more", "expected"),
+    [
+        ({}, laptop(4), {}, {("resnet18", 16, block) for block in range(5)}),  # the largest batch
+        ({"devices": [1]}, laptop(4), {}, set()),  # which has all threads
+        ({}, laptop(4), {"throughput": {"blocks": 2}}, {("resnet18", 16, 0), ("resnet18", 16, 1)}),
+        ({}, laptop(4), {"throughput": {"blocks": 2, "twin": False}}, set()),
+        ({}, Inventory.assume(1, 4, 32), {}, set()),
+    ],
+)
+def test_a_base_on_a_cpu_is_measured_with_the_threads_of_all_slots_too(
+    grid: dict[str, Any], machine: Inventory, more: dict[str, Any], expected: set[tuple[str, int, int]]
+) -> None:
+    asked = {"diagnostics": True, "throughput": {"blocks": 8}, **more}
+    found = [trial for trial in plan_of({**WEAK, **grid}, machine, **asked).trials if trial.purpose == "threads"]
+    assert {(str(t.cell.model), t.cell.global_batch_size, t.block) for t in found} == expected
+    assert {(t.threads, t.cell.devices, t.cell.strategy) for t in found} <= {(4, 1, "single")}
+    assert all(trial.timed and trial.repeats and trial.scenario == "throughput" for trial in found)
+
+
 def test_cells_that_explain_are_those_missing_from_the_grid_at_the_smaller_batch() -> None:
     assert cells_for("explain", plan_of(WEAK, diagnostics=True, throughput={"blocks": 1})) == []
     plan = plan_of({**WEAK, "devices": [2], "strategy": "ddp"}, diagnostics=True)
@@ -54,7 +74,7 @@ def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it()
     grid = {**WEAK, "strategy": ["single", "dp", "ddp", "fsdp"]}
     plan = plan_of(grid, diagnostics=True, throughput={"blocks": 2}, convergence={"epochs": 1})
     for group in plan.groups:
-        turns = {"doctor": -2, "equivalence": -1, "links": 2, "profile": 3}
+        turns = {"doctor": -2, "equivalence": -1, "threads": 1, "links": 2, "profile": 3}
         ranks = [turns.get(t.purpose, int(t.kind == "convergence")) for t in group.trials]
         assert ranks == sorted(ranks)
     profiled = [(t.cell.strategy, t.cell.per_device_batch_size, t.block) for t in plan.trials if t.purpose == "profile"]

@@ -171,7 +171,13 @@ def test_ranks_rotate_by_block_and_a_twin_runs_beside_its_base() -> None:
         (twin,) = [trial for trial in group.trials if trial.purpose == "twin"]
         assert group.ranks_of(base) != group.ranks_of(twin)
     each = {(rank,) for rank in range(4)}
-    assert ranks == {(1, ""): each, (1, "twin"): each, (2, ""): {(0, 1), (2, 3)}, (4, ""): {(0, 1, 2, 3)}}
+    assert ranks == {
+        (1, ""): each,
+        (1, "twin"): each,
+        (1, "threads"): each,
+        (2, ""): {(0, 1), (2, 3)},
+        (4, ""): {(0, 1, 2, 3)},
+    }
 
 
 def test_a_group_shrinks_to_the_workers_that_its_trials_need() -> None:
