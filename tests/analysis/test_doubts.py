@@ -117,6 +117,12 @@ def test_differences_from_the_base_become_doubts(
     assert doubts_of([base, other]) == [(), (doubt,) if doubt else ()]
 
 
+def test_a_base_with_all_threads_differs_from_itself_without_a_doubt() -> None:
+    base, more = (with_ranks(line("single"), threads=threads) for threads in (1, 4))
+    more |= {"trial_id": "single-b0c", "kind": "diagnostic", "purpose": "threads"}
+    assert doubts_of([base, more]) == [(), ()]
+
+
 def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:
     texts = ("anomaly mode, dtype float64", "TORCH_DISTRIBUTED_DEBUG=DETAIL, anomaly mode")
     one = line("ddp2", rates=(50.0, 50.0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -41,7 +42,9 @@ def test_looks_widen_the_intervals_of_decisions_and_not_that_of_the_a_a_test() -
     trials = harness.load(EXAMPLE).trials
     plain, looked = (ratios.scaling(trials, rule).dropna(subset=["p_value"]) for rule in (None, "decide"))
     apart = plain["cell_id"] != plain["base_id"]
-    assert (looked["high"][apart] / plain["high"][apart]).min() > 1.01 and plain["speedup"].equals(looked["speedup"])
+    assert plain["speedup"].equals(looked["speedup"]) and set(plain["blocks"][apart]) == {5}
+    wide, usual = (np.log((rows["high"] / rows["speedup"])[apart].astype(float)) for rows in (looked, plain))
+    assert (wide / usual).tolist() == pytest.approx([3.747 / 2.776] * apart.sum(), rel=1e-3)  # t at 2 % and 5 %, 4 df
     pd.testing.assert_frame_equal(ratios.noise(trials, "decide"), ratios.noise(trials))
 
 
@@ -70,7 +73,7 @@ def test_a_run_is_shown_by_what_it_is_and_what_its_results_have() -> None:
     results = harness.load(EXAMPLE)
     lines = repr(results).splitlines()
     assert lines[0] == f"Results of scaling: {EXAMPLE}"
-    assert "114 ok, 50 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
+    assert "124 ok, 50 skipped" in lines[1] and "cells measured: 15" in lines[1] and "finished" in lines[1]
     assert ".summary" in lines[2] and ".plot.throughput()" in lines[2]
     assert ".scaling" in lines[3] and max(map(len, lines[1:3])) <= 100
     assert len(results.cells.join(results.options, on="cell_id")) == len(results.cells)

@@ -64,6 +64,21 @@ def test_after_looks_devices_have_the_level_of_the_speedup_and_batches_which_no_
         assert (looked["high"].iloc[0] > plain["high"].iloc[0] + 1e-6) == wider
 
 
+def test_a_base_with_all_threads_is_compared_with_itself_and_enters_no_other_ratio() -> None:
+    lines = [*(line("single", block=block) for block in range(3)), *study(1.0, 1.1, 1.2)]
+    more = [line("single", block=block, rates=(150.0,), purpose="threads") for block in range(3)]
+    for one in more:
+        one |= {"kind": "diagnostic", "trial_id": f"{one['trial_id']}c"}
+    found, before = versus_of([*lines, *more]), versus_of(lines)
+    pd.testing.assert_frame_equal(found.iloc[:-1], before)
+    last = found.iloc[-1]
+    assert (last["axis"], last["cell_id"], last["other_id"], last["blocks"]) == ("threads", "single", "single", 3)
+    assert (last["ratio"], last["excludes_one"]) == (pytest.approx(1.5), True)
+    assert last["label"].endswith("all CPU threads") and last["other_label"].endswith("a device's")
+    for table in (ratios.scaling, ratios.noise, ratios.leaders):
+        pd.testing.assert_frame_equal(table(trials_of([*lines, *more])), table(trials_of(lines)))
+
+
 BUCKETS = [{"options": {"ddp.bucket_cap_mb": size, "optimizer.lr": 0.1}} for size in (25, 1, 100)]
 BATCHES = [{"per_device_batch_size": batch, "global_batch_size": 2 * batch} for batch in (20, 10)]
 DEVICES = [{"devices": n, "global_batch_size": 10 * n} for n in (1, 4, 2)]

@@ -71,6 +71,9 @@ def test_ddps_parts_by_hand_and_they_add_up() -> None:
     rows = waterfall_of(study())
     assert rows["share"].sum() == pytest.approx(1.0)
     assert rows["share"].iloc[0] == pytest.approx(0.100 / 0.160)
+    faster = trial("single", [window("timed", 0, 2, 0.05)], alone_id="single", wrapped_id="single", purpose="threads")
+    faster |= {"trial_id": "single-b0c", "kind": "diagnostic"}
+    assert in_ms([*study(), faster]) == in_ms(study())
     rows = waterfall_of(study(single_s=0.12))  # a part may be negative
     assert rows.set_index("part").loc["wrapper", "share"] == pytest.approx(-0.015 / 0.160)
     assert rows["share"].sum() == pytest.approx(1.0)

@@ -61,6 +61,26 @@ FAULTS = {
 IN_A_TRAINING = {"evaluation": ("error", "ValueError on rank 0: a bad validation sample", "in loss")}
 
 
+def test_a_trial_with_all_threads_has_them_and_what_follows_has_not(
+    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "processors", lambda: 3)
+    asked = {"throughput": {**SHORT, "twin": True}, "optimizer": {"name": "SGD", "lr": 0.01}}
+    experiment = make_experiment(
+        {"strategy": "single", "devices": [1, 4], "per_device_batch_size": 8}, workload="mlp", **asked
+    )
+    plan = make_plan(experiment, laptop(4))
+    run = RunFolder.create(tmp_path, plan.experiment, plan, "name: test\n")
+    own = torch.get_num_threads()
+    Execution(plan, run, InlineLauncher(experiment), lambda event: None).run()
+    threads = {line["purpose"]: {rank["threads"] for rank in line["ranks"]} for line in run.lines()}
+    assert threads["threads"] == {3} and threads[""] == threads["twin"] == {1}
+    torch.set_num_threads(own)
+    with pytest.raises(ValueError, match="a bad step"), worker.computing_with(own + 1):
+        raise ValueError("a bad step")
+    assert torch.get_num_threads() == own
+
+
 @pytest.mark.parametrize(("faults", "kind"), [(FAULTS, "throughput"), (IN_A_TRAINING, "convergence")])
 def test_an_exception_is_a_row_with_its_reason(
     make_experiment: Make,

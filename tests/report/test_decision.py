@@ -74,6 +74,16 @@ def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any
         assert "OPEN" not in lines({**STATED, **change}, scaling=[{**RATIO, **not_used}], leaders=RIVALS)
 
 
+def test_one_process_with_all_threads_stands_beside_several_devices_of_a_cpu() -> None:
+    pair = {**CELLS["base"], "axis": "threads", "cell_id": "base", "other_id": "base", "p_value": 0.001}
+    pair |= {"ratio": 1.21, "low": 1.14, "high": 1.29}
+    (said,) = lines(STATED, scaling=[RATIO], versus=[pair])["USE"]
+    assert said.endswith("a sample. One process with all CPU threads: 1.21 (1.14 to 1.29) times.")
+    for change in ({"ratio": None}, {"cell_id": "b"}, {"axis": "compile", "cell_id": "c", "other_id": "d"}):
+        (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
+        assert said.endswith("a sample.")
+
+
 def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:
     pair = {**CELLS["base"], "axis": "per_device_batch_size", "value": "256", "other_value": "32", "cell_id": "big"}
     pair |= {"other_id": "base", "ratio": 1.5, "low": 1.3, "high": 1.75, "p_value": 0.001}
