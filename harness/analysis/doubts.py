@@ -202,7 +202,7 @@ DOUBTS: Mapping[str, Doubt] = {
     "threads differ from the base's": Doubt(
         "the number of threads per device differs",
         "the number of threads per device is not the base's",
-        beside=lambda trial, base: _differ(trial, base, "threads"),
+        beside=lambda trial, base: trial.purpose != "threads" and _differ(trial, base, "threads"),
     ),
     "other devices than the base's": Doubt(
         "the devices are of another model",
@@ -278,7 +278,7 @@ def doubts(
         names = []
         if row.outcome == "ok" and row.throughput_per_s is not None:
             base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
-            if base is not None and (base.trial_id == row.trial_id or row.purpose == "threads"):  # which differ
+            if base is not None and base.trial_id == row.trial_id:
                 base = None
             for name, doubt in DOUBTS.items():
                 if seen := doubt.own(row) or (base is not None and doubt.beside(row, base)):
@@ -340,8 +340,9 @@ Share = tuple[int, int]
 
 
 def timed(trials: pd.DataFrame) -> pd.DataFrame:
-    """Return the timed trials, among which doubts are counted."""
-    return trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok")]
+    """Return the timed trials, among which doubts are counted, without those with other threads."""
+    own = trials["purpose"].fillna("") != "threads"
+    return trials[trials["throughput_per_s"].notna() & (trials["outcome"] == "ok") & own]
 
 
 def usual_doubts(trials: pd.DataFrame) -> dict[str, Share]:

@@ -323,12 +323,16 @@ def versus(
     own = {group[0].cell_id: group for group in groups}
     more = by_cell(rows_of(measured(trials, "threads")))
     pairs = axis_pairs(((group[0], group) for group in groups), placements)
-    pairs += [AxisPair(ALL_THREADS, group, own[name], ALL, ONE) for name, group in more.items() if name in own]
+    pairs += [
+        AxisPair(ALL_THREADS, group, own[name], ALL, ONE)
+        for name, group in more.items()
+        if name in own and (group[0].threads or 0) > (own[name][0].threads or 0)  # else it is pinned
+    ]
     for along in pairs:
         group, other = along.one, along.other
         # blocks are added for no comparison of sizes; yet that of devices with the base's is one of the decisions
-        undecided = {*SIZES, ALL_THREADS} - ({"devices"} if rule == "decide" else set())
-        own_rule = None if along.axis in undecided else rule
+        is_speedup = along.axis == "devices" and other[0].cell_id == group[0].base_id and rule == "decide"
+        own_rule = None if along.axis in {*SIZES, ALL_THREADS} and not is_speedup else rule
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
@@ -344,6 +348,7 @@ def versus(
             )
             if along.axis == ALL_THREADS:  # of one cell
                 rows[-1] |= {"label": joined(group[0].label, ALL), "other_label": joined(other[0].label, ONE)}
+                rows[-1]["doubts"] = tally(group) + tally(other, ONE)
     return VERSUS.frame(rows)
 
 

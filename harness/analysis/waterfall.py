@@ -327,10 +327,13 @@ def _contradicting_timers(efficiency: float, losses: Sequence[StepLoss]) -> str:
 
     They disagree if the 95 % interval of the two measurements' difference, paired by block, excludes 0, by at least
     WORTH_NAMING of the step. The timers see what is left of the exchange after the backward pass, some of its CPU time
-    with it: with or without that, whichever is nearer.
+    with it: with or without that, whichever is nearer; and the exchange of sparse gradients.
     """
-    pairs = [(loss.parts.get(COLLECTIVES.name), loss.parts.get(EXCHANGE_CPU, 0.0), loss.timer_s) for loss in losses]
-    known = [(part_s, cpu_s, timer_s) for part_s, cpu_s, timer_s in pairs if part_s is not None and timer_s is not None]
+    known = [
+        (loss.parts[COLLECTIVES.name] + loss.parts.get(SPARSE, 0.0), loss.parts.get(EXCHANGE_CPU, 0.0), loss.timer_s)
+        for loss in losses
+        if COLLECTIVES.name in loss.parts and loss.timer_s is not None
+    ]
     if not known:
         return ""
     least, timer_s = mean(part_s for part_s, *_ in known), mean(timer_s for *_, timer_s in known)

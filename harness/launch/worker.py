@@ -314,9 +314,11 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
 @contextlib.contextmanager
 def computing_with(threads: int) -> Iterator[None]:
     """Give torch this many CPU threads for a block, or as many as there are processors for it; 0: as many as it has."""
+    if not threads:
+        yield
+        return
     own = torch.get_num_threads()
-    if threads:
-        torch.set_num_threads(min(threads, processors()))
+    torch.set_num_threads(min(threads, processors()))
     try:
         yield
     finally:

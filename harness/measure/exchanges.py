@@ -212,9 +212,10 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
         if any(found for found, _ in found_by) and not any(between_two for _, between_two in found_by):
             seconds[OWN_COLLECTIVES] = _usual(lambda: own_collectives().seconds)
     if isinstance(model, DistributedDataParallel):
-        sparse = [each.grad for each in model.parameters() if each.grad is not None and each.grad.is_sparse]
-        if all(ranks.gather(bool(sparse))):
-            seconds[SPARSE] = _usual(lambda: together_s(partial(_sum_rows, sparse, model.process_group)))
+        known = [(name, each.grad) for name, each in model.module.named_parameters() if each.grad is not None]
+        sparse = {name: grad for name, grad in known if grad.is_sparse and name not in model.parameters_to_ignore}
+        if sparse and len(set(ranks.gather(tuple(sparse)))) == 1:  # else a rank has used other tables than another
+            seconds[SPARSE] = _usual(lambda: together_s(partial(_sum_rows, [*sparse.values()], model.process_group)))
     synchronize(ranks.devices)
     found: TrialFacts = {"exchange_s": seconds} if seconds else {}
     return {**found, "own_bytes": first.bytes} if first.bytes else found

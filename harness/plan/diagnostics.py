@@ -1,4 +1,4 @@
-"""The diagnostic trials: A/A twins, parts of the waterfall, profiles, checks, examinations, measurements of links.
+"""The diagnostic trials: A/A twins, bases with all threads, parts of the waterfall, profiles, checks, links.
 
 Training, examinations and links are the same under either launcher. If there are cells of both, those under Ray are
 preferred, which starts the processes of a group once for all its trials.

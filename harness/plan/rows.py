@@ -381,7 +381,10 @@ class TrialColumns(TrialAxes, PartnerIds, SetIds):
     kind: Annotated[Kind, Meaning("throughput, convergence or diagnostic")]
     purpose: Annotated[
         Purpose,
-        Meaning("of a diagnostic trial: twin (A/A test), explain (waterfall), profile, equivalence, doctor or links"),
+        Meaning(
+            "of a diagnostic trial: twin (A/A test), threads (all of a CPU's in one process), explain (waterfall), "
+            "profile, equivalence, doctor or links"
+        ),
     ]
     block: Annotated[int, Meaning("number of the block, a repetition of the grid")]
     seed: Annotated[int, Meaning("random seed of the model and of the data order")]

@@ -38,7 +38,7 @@ class PurposeTraits(NamedTuple):
 PURPOSES: Mapping[Purpose, PurposeTraits] = {
     "twin": PurposeTraits("t", 0, "A/A test of the base", "for the A/A test of the base", times=True, repeats=True),
     "threads": PurposeTraits(
-        "c", 1, "bases with all CPU threads", "for one process with all CPU threads", times=True, repeats=True
+        "c", 0, "bases with all CPU threads", "for one process with all CPU threads", times=True, repeats=True
     ),
     "explain": PurposeTraits("", 0, "cells that explain others", "for the losses of efficiency", times=True),
     "profile": PurposeTraits("p", 3, "profiles", "for the collectives and busy GPUs (profiles)", "profiled"),

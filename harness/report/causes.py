@@ -24,7 +24,7 @@ from harness.config.strategy_traits import (
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH
-from harness.report.row import Row, Scalar, is_missing, number, plural
+from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
 from harness.report.sentence import MOST_PARTS, Context, Said
 from harness.report.tables.text import percent, with_ends
 
@@ -218,12 +218,12 @@ def why_not_better(row: Statement, context: Context) -> Said:
 def short_causes(row: Statement, context: Context) -> Iterator[Said]:
     """Yield the largest parts of the loss of a cell, and the whole of it, unless a part is not of this loss.
 
-    A wait for data that its base has too is no part of it.
+    A wait for data is no part of it if the waterfall has little that is more than its base waits.
     """
     causes = context.causes[str(row.cell_id)]
     certain = certain_of(causes)[:MOST_PARTS]
     waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
-    alike = [one for one in waits if (_wait_of_base(one, context) or 0.0) >= number(one.facts.share)]
+    alike = [one for one in waits if _is_of_base(one, context)]
     said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
     of_loss = waits == alike != certain and not any(one.subject == HOST for one in certain)
     named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
@@ -263,8 +263,15 @@ def because(cause: Statement, context: Context) -> str:
     ratio, waits = context.ratio(cause.cell_id), _wait_of_base(cause, context)
     if cause.evidence != WHOLE_WAIT or ratio is None or waits is None:
         return because
-    why_none = ", so no loss of scaling" if waits >= number(cause.facts.share) else ""
+    why_none = ", so no loss of scaling" if _is_of_base(cause, context) else ""
     return f"{because} ({percent(waits)} on {plural(ratio.base_devices, 'device')}{why_none})"
+
+
+def _is_of_base(cause: Statement, context: Context) -> bool:
+    """Return whether a cell hardly waits longer for data than its base, which shares of unequal steps cannot say."""
+    rows = rows_of(context.table("waterfall"))
+    more = (row.share for row in rows if row.cell_id == cause.cell_id and row.part == DATA)
+    return abs(next(more, 1.0)) < LEAST_SHARE and bool(_wait_of_base(cause, context))
 
 
 def _wait_of_base(cause: Statement, context: Context) -> float | None:

@@ -207,8 +207,8 @@ def _exit_code(folder: RunFolder, plan: Plan) -> int:
     if any(line["skip_code"] in ("doctor", "doctor_memory") for line in lines.values()):
         return FAILED
     last = {trial_id: line["outcome"] for trial_id, line in lines.items()}
-    # a check that cannot be made is a finding, no failure of the measurement; nor are links or profiles without result
-    beside = ("equivalence", "doctor", "links", "profile")
+    # a check that cannot be made is a finding, no failure of the measurement; nor is what stands beside it
+    beside = ("equivalence", "doctor", "links", "profile", "threads")
     counted = [trial for trial in plan.trials if trial.purpose not in beside] or plan.trials
     outcomes = [last.get(trial.id, "lost") for trial in counted]
     measured = "ok" in outcomes

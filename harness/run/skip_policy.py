@@ -44,7 +44,7 @@ class SkipPolicy:
         known = {trial.id: trial for trial in plan.trials}
         self._cells = len({trial.cell.id for trial in plan.trials if trial.scenario in TRAININGS})
         for line in lines:
-            if trial := known.get(line["trial_id"]):
+            if (trial := known.get(line["trial_id"])) and not trial.threads:
                 result = TrialResult(trial.id, line["outcome"], str(line["reason"]), facts=line["facts"])
                 self._learn_of_cell(trial, result)
                 if trial.scenario in TRAININGS and result.outcome == "ok":
@@ -57,6 +57,8 @@ class SkipPolicy:
 
     def learn(self, trial: Trial, result: TrialResult) -> None:
         """Take a trial's result into account for the trials after it."""
+        if trial.threads:  # other ones than its cell's trials have
+            return
         self._refusals += skip_rules(trial.cell, result.facts, self._plan.experiment.allow)
         if trial.purpose == "doctor":
             self._refusals += failed_rules(trial.cell, result)

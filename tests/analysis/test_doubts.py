@@ -267,6 +267,7 @@ def test_a_doubt_of_most_timed_trials_is_usual_whichever_rank_it_names() -> None
     half = TRIALS.frame([*rows[:2], *rows[-1:], *rows[-1:]])
     assert usual_doubts(half) == {}  # two of four are not most
     assert usual_doubts(TRIALS.frame([])) == {}
+    assert usual_doubts(found.assign(purpose=[*[""] * 4, "threads", "", ""]))["foreign load"][1] == 4
 
 
 def test_clearly_more_of_a_usual_doubt_is_unusual_by_the_tail_of_the_binomial() -> None:

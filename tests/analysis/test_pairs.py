@@ -54,9 +54,10 @@ def series(*values: dict[str, Any], blocks: int = 3) -> list[dict[str, Any]]:
     ]
 
 
-def test_after_looks_devices_have_the_level_of_the_speedup_and_batches_which_no_look_decides_that_of_a_pair() -> None:
+def test_after_looks_a_speedup_has_their_level_and_other_ratios_of_sizes_that_of_a_pair() -> None:
     """One ratio has one interval, in the table of speedups as in this one."""
-    for values, wider in ((DEVICES[:2], True), (BATCHES, False)):
+    based = [{**values, "base": "ddp1"} for values in DEVICES[:2]]
+    for values, wider in ((based, True), (DEVICES[:2], False), (BATCHES, False)):
         lines = series(*values)
         lines[0]["windows"] = line("x", rates=(45.0,) * values[0].get("devices", 2))["windows"]
         plain, looked = (ratios.versus(trials_of(lines), rule) for rule in (None, "decide"))
@@ -69,12 +70,18 @@ def test_a_base_with_all_threads_is_compared_with_itself_and_enters_no_other_rat
     more = [line("single", block=block, rates=(150.0,), purpose="threads") for block in range(3)]
     for one in more:
         one |= {"kind": "diagnostic", "trial_id": f"{one['trial_id']}c"}
+        one["ranks"] = [{**rank, "threads": 2} for rank in one["ranks"]]
+    pd.testing.assert_frame_equal(versus_of([*lines, *more]).iloc[:-1], versus_of(lines))
+    for one in lines:
+        one["ranks"] = [{**rank, "threads": 1} for rank in one["ranks"]]
     found, before = versus_of([*lines, *more]), versus_of(lines)
     pd.testing.assert_frame_equal(found.iloc[:-1], before)
     last = found.iloc[-1]
     assert (last["axis"], last["cell_id"], last["other_id"], last["blocks"]) == ("threads", "single", "single", 3)
     assert (last["ratio"], last["excludes_one"]) == (pytest.approx(1.5), True)
     assert last["label"].endswith("all CPU threads") and last["other_label"].endswith("a device's")
+    same = [{**one, "ranks": [{**rank, "threads": 1} for rank in one["ranks"]]} for one in more]  # it was pinned
+    pd.testing.assert_frame_equal(versus_of([*lines, *same]), before)
     for table in (ratios.scaling, ratios.noise, ratios.leaders):
         pd.testing.assert_frame_equal(table(trials_of([*lines, *more])), table(trials_of(lines)))
 
@@ -115,6 +122,8 @@ def test_a_file_is_about_its_options_then_its_strategies() -> None:
     sizes = [strategies.assign(axis=axis) for axis in ("devices", "per_device_batch_size")]
     assert set(main_axes(pd.concat(sizes))["axis"]) == {"per_device_batch_size"}  # devices have a table of their own
     assert set(main_axes(sizes[0])["axis"]) == {"devices"}
+    threads = strategies.assign(axis="threads")  # which the verdict has
+    assert set(main_axes(pd.concat([sizes[0], threads]))["axis"]) == {"devices"} and main_axes(threads).empty
 
 
 def test_pairs_of_gpus_are_compared_with_an_interval_against_one_common_pair() -> None:

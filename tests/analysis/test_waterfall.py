@@ -145,6 +145,12 @@ def test_timers_that_contradict_the_difference_beyond_their_noise_stand_beside_i
         split = waterfall_of([one for block in range(3) for one in study(block, facts=facts)]).set_index("part")
         assert split.loc["CPU time of the exchange", "part_s"] == pytest.approx(0.020)
         assert split["reason"].notna().any() == apart
+    sparse = {
+        "exchange_s": {"sparse gradients": 0.025},
+        "exposed_s": {"all-reduce": 0.030},
+    }  # whose buckets it times too
+    split = waterfall_of([one for block in range(3) for one in study(block, facts=sparse)]).set_index("part")
+    assert split.loc["exposed communication", "part_s"] == pytest.approx(0.005) and split["reason"].isna().all()
     said = "by difference, of steps with exchange and without; by DDP's own timers it is 7 % of the step (11 ms)"
     assert rows["reason"].dropna().to_dict() == ({"exposed communication": said} if contradicted else {})
 

@@ -74,7 +74,7 @@ def test_checks_open_their_group_epochs_and_links_follow_and_profiles_close_it()
     grid = {**WEAK, "strategy": ["single", "dp", "ddp", "fsdp"]}
     plan = plan_of(grid, diagnostics=True, throughput={"blocks": 2}, convergence={"epochs": 1})
     for group in plan.groups:
-        turns = {"doctor": -2, "equivalence": -1, "threads": 1, "links": 2, "profile": 3}
+        turns = {"doctor": -2, "equivalence": -1, "threads": 0, "links": 2, "profile": 3}
         ranks = [turns.get(t.purpose, int(t.kind == "convergence")) for t in group.trials]
         assert ranks == sorted(ranks)
     profiled = [(t.cell.strategy, t.cell.per_device_batch_size, t.block) for t in plan.trials if t.purpose == "profile"]

@@ -128,7 +128,7 @@ def test_a_wait_for_data_is_beside_that_of_one_device_and_lets_nothing_of_ddp_be
     waits = cause("waiting for data", 0.81, 0.73, evidence="figure-phases")
     tables = {"scaling": [{**RATIO, "base_id": "one"}], "phases": [{"cell_id": "one", "waits": 0.91}]}
     text = text_of(waits, **tables)
-    assert "% of the step: waiting for data (91 % on 1 device, so no loss of scaling)." in text.replace("%) of", "% of")
+    assert "% of the step: waiting for data (91 % on 1 device)." in text.replace("%) of", "% of")
     text = text_of(cause("waiting for data", 0.05, 0.01), **tables)  # more than on one device
     assert "on 1 device" not in text
     varied = {"experiment": {"loader": {"workers": [0, 2]}}}

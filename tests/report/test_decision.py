@@ -141,11 +141,16 @@ def test_causes_trust_options_and_what_has_no_result_have_a_line_each() -> None:
     whole, phases = cause("waiting for data", 0.5, 0.4, evidence="figure-phases"), [{"cell_id": "base", "waits": 0.48}]
     (said,) = lines(STATED, whole, cause("wrapper", 0.2, 0.1), scaling=lost, phases=phases)["WHY"]
     assert said == f"{OF_A} 50 % waiting for data (48 % on 1 device), 20 % wrapper overhead."
-    more = [{"cell_id": "base", "waits": 0.52}]
-    (said,) = lines(STATED, whole, cause("wrapper", 0.2, 0.1), scaling=lost, phases=more)["WHY"]
-    waits = "50 % waiting for data (52 % on 1 device, so no loss of scaling)"
+    more = [{**CELL, "cell_id": "a", "part": "waiting for data", "share": 0.18, "position": 1}]  # of a longer step
+    longer = [{"cell_id": "base", "waits": 0.55}]
+    (said,) = lines(STATED, whole, scaling=lost, phases=longer, waterfall=more)["WHY"]
+    assert said == f"{OF_A} 50 % waiting for data (55 % on 1 device)."
+    more[0]["share"] = 0.02
+    given = {"scaling": lost, "phases": phases, "waterfall": more}
+    (said,) = lines(STATED, whole, cause("wrapper", 0.2, 0.1), **given)["WHY"]
+    waits = "50 % waiting for data (48 % on 1 device, so no loss of scaling)"
     assert said == f"{OF_A} {waits}, 20 % wrapper overhead, of 33 % lost; 13 % in smaller or uncertain parts."
-    (said,) = lines(STATED, whole, scaling=lost, phases=more)["WHY"]
+    (said,) = lines(STATED, whole, **given)["WHY"]
     assert said == f"{OF_A} {waits}."
     assert found["OPEN"] == ["2 cells on 16 devices: this machine has too few; the same file runs on a larger one."]
 

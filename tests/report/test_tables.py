@@ -213,6 +213,9 @@ def test_compute_and_communication_are_shown_with_their_references() -> None:
     cpu = {**row, "part": "CPU time of the exchange", "part_s": 0.003}  # of what was found by difference
     waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}, cpu])
     assert communication_table(waterfall, trials).rows[0].cells == ("2", "7.00", "3.00", "1.00")
+    sparse = {**row, "part": "sparse gradients", "part_s": 0.002}
+    waterfall = WATERFALL.frame([{**row, "part": "exposed communication", "part_s": 0.004}, cpu, sparse])
+    assert communication_table(waterfall, trials).rows[0].cells == ("2", "9.00", "3.00", "1.00")
     lines = [line("single", facts={"flops_reason": "an LSTM is not counted"})]
     (why,) = compute_table(trial_tables.cells(trials_of(lines), steps_of(lines))).rows
     assert why.cells[2:] == ("not counted: an LSTM is not counted",)

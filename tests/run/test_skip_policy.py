@@ -218,7 +218,11 @@ def test_what_raises_in_two_blocks_and_never_trained_is_not_tried_again(plan: Pl
         assert {reason_of(policy, trial) for trial in of_ddp} == {None}
     policy.learn(replace(first, purpose="twin"), error(first, "of the same block"))
     policy.learn(replace(second, purpose="profile"), error(second, "of the profile"))
+    with_threads = replace(second, purpose="threads", threads=4)
+    policy.learn(with_threads, error(second, "of other threads"))
+    policy.learn(with_threads, TrialResult(second.id, "oom", "of their memory"))
     assert reason_of(policy, second) is None
+    policy.learn(with_threads, TrialResult(second.id, "ok"))  # which does not train the cell as it is
     policy.learn(second, error(second, "two"))
     assert {trial.id for trial in of_ddp if reason_of(policy, trial)} == {first.id, second.id}
     assert reason_of(policy, first) == "raised in 2 blocks, last: two"

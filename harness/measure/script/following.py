@@ -317,7 +317,7 @@ def result(
     by_rank = [steps for _, steps in gathered]
     known = [each for each in profiles if each] if own else []
     asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
-    judged = trial.purpose == "doctor" or not trial.block
+    judged = trial.purpose == "doctor" or not (trial.block or trial.threads)
     found: TrialFacts = {
         "findings": _findings(experiment, trial, seen, stated, known) if judged else [],
         "steady": followed.steady and not end.by_itself,

@@ -331,7 +331,7 @@ PREVIEW = Table(
     "one part of a run: a cell, its convergence, diagnostic trials of a kind, what is outside of trials, their sums",
     string(
         "part",
-        "cell, for its throughput; convergence; twin, explain, profile, equivalence, doctor or links; worker "
+        "cell, for its throughput; convergence; twin, threads, explain, profile, equivalence, doctor or links; worker "
         "groups (outside of trials); command (outside of groups); measurement (their sum); report; total",
     ),
     CELL_ID,

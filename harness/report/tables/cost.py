@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from harness.analysis.waterfall import ROW_OF
-from harness.config.strategy_traits import ALL_REDUCE, COLLECTIVES, EXCHANGE_CPU
+from harness.config.strategy_traits import ALL_REDUCE, COLLECTIVES, EXCHANGE_CPU, SPARSE
 from harness.plan.labels import devices_text
 from harness.report.row import Row, is_missing, rows_of
 from harness.report.tables.text import (
@@ -88,9 +88,9 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
         ("first to last bucket, DDP's timer (ms)", "exchange_s", milliseconds),
     )
     exposed = waterfall[waterfall["part"] == COLLECTIVES.name]
-    cpu = waterfall[waterfall["part"] == EXCHANGE_CPU].set_index("cell_id")["part_s"]
-    cpu_s = exposed["cell_id"].map(cpu.to_dict()).astype(float)
-    exposed = exposed.assign(part_s=exposed["part_s"] + cpu_s.fillna(0.0), cpu_s=cpu_s)
+    others = {name: rows.set_index("cell_id")["part_s"].to_dict() for name, rows in waterfall.groupby("part")}
+    cpu_s, sparse_s = (exposed["cell_id"].map(others.get(name, {})).astype(float) for name in (EXCHANGE_CPU, SPARSE))
+    exposed = exposed.assign(part_s=exposed["part_s"] + cpu_s.fillna(0.0) + sparse_s.fillna(0.0), cpu_s=cpu_s)
     timed = [
         (row.cell_id, *((times or {}).get(ALL_REDUCE) for times in (row.exposed_s, row.exchange_s)))
         for row in rows_of(trials)

@@ -69,7 +69,8 @@ def _trials(row: Row) -> str:
 def _estimated(row: Row) -> str:
     if is_missing(row.estimated_s):
         return words(row.basis)
-    skips = not is_missing(row.measured_trials) and row.measured_trials != row.planned_trials  # as with blocks: decide
+    counts = (row.measured_trials, row.planned_trials)
+    skips = not any(map(is_missing, counts)) and number(counts[0]) < number(counts[1])  # as with blocks: decide
     return f"{'at least ' if row.basis == 'lower bound' and not skips else ''}{duration(row.estimated_s)}"
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
+from harness.analysis.ratios import ALL_THREADS
 from harness.analysis.verdict.rules import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.row import (
@@ -123,6 +124,7 @@ def main_axes(versus: pd.DataFrame) -> pd.DataFrame:
 
     A file that varies a choice, such as a bucket size or a precision, asks about it; strategies stand in most files.
     """
+    versus = versus[versus["axis"] != ALL_THREADS]
     choices = versus[~versus["axis"].isin(NO_CHOICES)]
     strategies = versus[versus["axis"] == "strategy"]
     batches = versus[versus["axis"] != "devices"]  # which have a table of their own

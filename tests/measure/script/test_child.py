@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,6 +17,8 @@ class Slow:
         print("freed")
 
 slow = Slow()
+left = open({path!r}, "w")  # which the interpreter would close
+left.write("written")
 atexit.register(print, "at exit")
 threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
 print("script")
@@ -24,8 +27,10 @@ end_process({code})
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_threads_and_exit_functions_end_a_process_with_its_output_and_code(code: int) -> None:
-    ended = subprocess.run([sys.executable, "-c", SCRIPT.format(code=code)], capture_output=True, text=True)
+def test_threads_and_exit_functions_end_a_process_with_its_output_and_code(code: int, tmp_path: Path) -> None:
+    text = SCRIPT.format(code=code, path=str(tmp_path / "left"))
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True)
+    assert (tmp_path / "left").read_text() == "written"
     assert (ended.returncode, ended.stdout.split("\n"), ended.stderr) == (code, ["script", "thread", "at exit", ""], "")
 
 
