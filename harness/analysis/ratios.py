@@ -301,7 +301,7 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
 
 
 ALL_THREADS, ALL, ONE = "threads", "all CPU threads", "a device's"
-"""The axis, and the values, of a base with the threads of all CPU slots beside itself."""
+"""The axis, and the values, of a base with the threads of all CPU slots beside cells on several of them."""
 
 
 def versus(
@@ -314,20 +314,22 @@ def versus(
     """Return the ratio of every two cells that differ in one axis, paired by block: neighbours, and last to first.
 
     For strategies on several devices: dp, ddp, fsdp in this order. ``variants``: their order. ``placements``: that of
-    device_ids, each of which is compared with the first. Last are the bases with all CPU threads, each against itself.
+    device_ids, each of which is compared with the first. Last are cells on several CPU slots, each against its base
+    with all threads.
     """
     places = {name: place for place, name in enumerate(variants)}
     groups = sorted(by_cell(rows_of(with_twins(trials))).values(), key=lambda group: order(group[0]))
     groups.sort(key=lambda group: places.get(group[0].variant, len(places)))
     rows = []
     own = {group[0].cell_id: group for group in groups}
-    more = by_cell(rows_of(measured(trials, "threads")))
-    pairs = axis_pairs(((group[0], group) for group in groups), placements)
-    pairs += [
-        AxisPair(ALL_THREADS, group, own[name], ALL, ONE)
-        for name, group in more.items()
+    with_all = {
+        name: group
+        for name, group in by_cell(rows_of(measured(trials, "threads"))).items()
         if name in own and (group[0].threads or 0) > (own[name][0].threads or 0)  # else it is pinned
-    ]
+    }
+    pairs = axis_pairs(((group[0], group) for group in groups), placements)
+    several = (group for group in groups if group[0].devices > 1 and group[0].base_id in with_all)
+    pairs += [AxisPair(ALL_THREADS, group, with_all[group[0].base_id], ONE, ALL) for group in several]
     for along in pairs:
         group, other = along.one, along.other
         # blocks are added for no comparison of sizes; yet that of devices with the base's is one of the decisions
@@ -346,9 +348,8 @@ def versus(
                     "doubts": _doubts_of(group, other, along.other_value),
                 }
             )
-            if along.axis == ALL_THREADS:  # of one cell
-                rows[-1] |= {"label": joined(group[0].label, ALL), "other_label": joined(other[0].label, ONE)}
-                rows[-1]["doubts"] = tally(group) + tally(other, ONE)
+            if along.axis == ALL_THREADS:
+                rows[-1]["other_label"] = joined(other[0].label, ALL)
     return VERSUS.frame(rows)
 
 

@@ -110,18 +110,21 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
-        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{batch}.{_with_all_threads(ratio, context)}"
+        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{_with_all_threads(ratio, context)}{batch}."
     else:
         less = f"{name} has only {_gain(ratio)} of its throughput"
         yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
 
 
 def _with_all_threads(ratio: Row, context: Context) -> str:
-    """Return a sentence on the base with the threads of all CPU slots; empty if that was not measured."""
-    rows = (one for one in rows_of(context.table("versus")) if one.axis == ALL_THREADS and one.cell_id == ratio.base_id)
+    """Return how a cell compares with its base with the threads of all CPU slots; empty if that was not measured."""
+    rows = (one for one in rows_of(context.table("versus")) if one.axis == ALL_THREADS and one.cell_id == ratio.cell_id)
     if (row := next(rows, None)) is None or is_missing(row.ratio):
         return ""
-    return f" One process with all CPU threads: {with_ends(times, row.ratio, row.low, row.high)} times."
+    if _word(row, context) == CLEAR and number(row.ratio) > 1:
+        return f"; {with_ends(times, row.ratio, row.low, row.high)} times one process with all CPU threads"
+    ends = "" if is_missing(row.low) else f", {times(row.low)} to {times(row.high)}"
+    return f"; not clearly faster than one process with all CPU threads ({times(row.ratio)}{ends})"
 
 
 def _larger_batch(ratio: Row, context: Context) -> str:

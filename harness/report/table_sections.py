@@ -72,7 +72,7 @@ SCALING = (
         lambda results: ratios.versus_table(results.versus),
         "Ratio of the throughputs of two cells that differ in one axis, paired by block: neighbouring values, and the "
         "last against the first; of placements (device_ids), which have no order, each against the first of the file. "
-        "On CPU slots a base with the threads of all slots against itself: what several processes have to beat. "
+        "Cells on several CPU slots also against their base in one process with the threads of all slots. "
         "Shaded: the interval excludes 1. Italics: emulated, oversubscribed or faulty.",
         level=3,
     ),

@@ -75,11 +75,18 @@ def test_a_rival_is_not_to_be_used_if_it_is_clearly_slower(change: dict[str, Any
 
 
 def test_one_process_with_all_threads_stands_beside_several_devices_of_a_cpu() -> None:
-    pair = {**CELLS["base"], "axis": "threads", "cell_id": "base", "other_id": "base", "p_value": 0.001}
+    pair = {**CELLS["a"], "axis": "threads", "cell_id": "a", "other_id": "base", "p_value": 0.001}
     pair |= {"ratio": 1.21, "low": 1.14, "high": 1.29}
     (said,) = lines(STATED, scaling=[RATIO], versus=[pair])["USE"]
-    assert said.endswith("a sample. One process with all CPU threads: 1.21 (1.14 to 1.29) times.")
-    for change in ({"ratio": None}, {"cell_id": "b"}, {"axis": "compile", "cell_id": "c", "other_id": "d"}):
+    assert said.endswith("a sample; 1.21 (1.14 to 1.29) times one process with all CPU threads.")
+    for change, ends in (
+        ({"p_value": 0.2, "low": 0.9}, "1.21, 0.90 to 1.29"),
+        ({"ratio": 0.8, "low": 0.7, "high": 0.9}, "0.80, 0.70 to 0.90"),
+        ({"p_value": None, "low": None, "high": None}, "1.21"),
+    ):
+        (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
+        assert said.endswith(f"a sample; not clearly faster than one process with all CPU threads ({ends}).")
+    for change in ({"ratio": None}, {"cell_id": "b"}, {"axis": "compile"}):
         (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
         assert said.endswith("a sample.")
 

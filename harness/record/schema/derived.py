@@ -158,7 +158,7 @@ PARITY = Table(
 VERSUS = Table(
     "versus",
     "one cell against another that differs in one axis: neighbouring values, and the last against the first; of "
-    "device_ids each against the first of the file; on CPU slots a base with the threads of all slots against itself",
+    "device_ids each against the first of the file; a cell on several CPU slots against its base with all threads",
     string("cell_id", "cell"),
     string("other_id", "the other cell"),
     string("other_label", "label of the other cell"),
