@@ -293,7 +293,7 @@ class Resumed:
         todo = [trial for group in before for trial in group.trials]
         begun = {line["block"] for line in self.lines if line["outcome"] == "ok"}
         for block in begun:
-            timed = [t for t in todo if t.block == block and t.timed and t.purpose != "twin"]
+            timed = [t for t in todo if t.block == block and t.timed and not t.repeats]
             place = {t.cell: number for number, t in enumerate(timed)}
             for trial in timed:
                 if comparable(trial.cell):
