@@ -47,6 +47,7 @@ REASONS: Mapping[str, str] = {
     "equivalence": "it is not known whether it trains as one device does",
     "script": "of a script it is not checked that its ranks train what one device does",
 }
+ONE_PROCESS = "one process with all CPU threads"
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
@@ -106,25 +107,33 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
     elif _word(ratio, context) != CLEAR:
         if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
             yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times{_larger_batch(ratio, context)}."
+    elif (with_all := _with_all_threads(ratio, context)) is not None and number(with_all.ratio) <= 1:
+        less = f"{with_ends(times, with_all.ratio, with_all.low, with_all.high)} times"
+        yield ONE_PROCESS, f"no gain shown by {name}: {less}, although {_gain(ratio)} times {_other(row, ratio)}."
     elif number(ratio.speedup) > 1:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
-        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{_with_all_threads(ratio, context)}{batch}."
+        yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{_over_one_process(with_all, context)}{batch}."
     else:
         less = f"{name} has only {_gain(ratio)} of its throughput"
         yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
 
 
-def _with_all_threads(ratio: Row, context: Context) -> str:
-    """Return how a cell compares with its base with the threads of all CPU slots; empty if that was not measured."""
+def _with_all_threads(ratio: Row, context: Context) -> Row | None:
+    """Return the comparison of a cell with its base with the threads of all CPU slots; None if not measured."""
     rows = (one for one in rows_of(context.table("versus")) if one.axis == ALL_THREADS and one.cell_id == ratio.cell_id)
-    if (row := next(rows, None)) is None or is_missing(row.ratio):
+    return next((row for row in rows if not is_missing(row.ratio)), None)
+
+
+def _over_one_process(row: Row | None, context: Context) -> str:
+    """Return by how much a cell is faster than one process with all threads; empty if not measured."""
+    if row is None:
         return ""
-    if _word(row, context) == CLEAR and number(row.ratio) > 1:
-        return f"; {with_ends(times, row.ratio, row.low, row.high)} times one process with all CPU threads"
+    if _word(row, context) == CLEAR:
+        return f"; {with_ends(times, row.ratio, row.low, row.high)} times {ONE_PROCESS}"
     ends = "" if is_missing(row.low) else f", {times(row.low)} to {times(row.high)}"
-    return f"; not clearly faster than one process with all CPU threads ({times(row.ratio)}{ends})"
+    return f"; not clearly faster than {ONE_PROCESS} ({times(row.ratio)}{ends}; {_sure_words(row, context)})"
 
 
 def _larger_batch(ratio: Row, context: Context) -> str:

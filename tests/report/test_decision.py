@@ -25,6 +25,7 @@ from tests.report.test_verdict import (
 )
 
 SINGLE = "single on 1 device · batch 32"
+ALTHOUGH = "although 7.00 (6.50 to 7.50) times 1 device."
 OPEN = {"topic": "open", "code": "too_few_devices", "n": 2, "subject": "16", "cell_id": None}
 
 
@@ -80,15 +81,23 @@ def test_one_process_with_all_threads_stands_beside_several_devices_of_a_cpu() -
     (said,) = lines(STATED, scaling=[RATIO], versus=[pair])["USE"]
     assert said.endswith("a sample; 1.21 (1.14 to 1.29) times one process with all CPU threads.")
     for change, ends in (
-        ({"p_value": 0.2, "low": 0.9}, "1.21, 0.90 to 1.29"),
-        ({"ratio": 0.8, "low": 0.7, "high": 0.9}, "0.80, 0.70 to 0.90"),
-        ({"p_value": None, "low": None, "high": None}, "1.21"),
+        ({"p_value": 0.2, "low": 0.9}, "1.21, 0.90 to 1.29; leaning (p = 0.2)"),
+        ({"p_value": None, "low": None, "high": None}, "1.21; open, as fewer than 3 blocks have no interval"),
     ):
         (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
         assert said.endswith(f"a sample; not clearly faster than one process with all CPU threads ({ends}).")
     for change in ({"ratio": None}, {"cell_id": "b"}, {"axis": "compile"}):
         (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
         assert said.endswith("a sample.")
+
+
+def test_one_process_with_all_threads_is_to_be_used_if_several_devices_of_a_cpu_show_no_gain_over_it() -> None:
+    pair = {**CELLS["a"], "axis": "threads", "cell_id": "a", "other_id": "base", "ratio": 0.8, "low": 0.7, "high": 0.9}
+    for p_value in (0.001, 0.2):
+        (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, "p_value": p_value}])["USE"]
+        assert (
+            said == f"one process with all CPU threads: no gain shown by {DDP}: 0.80 (0.70 to 0.90) times, {ALTHOUGH}"
+        )
 
 
 def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:
