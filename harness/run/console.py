@@ -80,6 +80,8 @@ def trial_result(line: RecordedTrial) -> str:
     return f"trained{f' on {samples:,} samples' if samples else ''} in {line['steps_s']:.1f} s"
 
 
+INDENT = 12 * " "
+"""Before the further lines of a finding's texts."""
 IN_BRACKETS = "In brackets: 95 % intervals over blocks, the repetitions of the whole grid."
 
 
@@ -279,8 +281,12 @@ class ConsoleSink:
             self._console.print(rich_table(content, title), "")
 
     def _print_texts(self, texts: Iterable[Text]) -> None:
+        """Print paragraphs; those longer than a terminal's line with a hanging indent, elsewhere on a line each."""
         for text in texts:
-            self._console.print(text, highlight=False, soft_wrap=True)
+            whole = not self._console.is_terminal or text.cell_len <= self._console.width
+            first, *more = [text] if whole else text.wrap(self._console, self._console.width - len(INDENT))
+            for line in (first, *(Text(INDENT).append(rest) for rest in more)):
+                self._console.print(line, highlight=False, soft_wrap=True)
 
     def _show_trials(self, event: events.Reported) -> None:
         last = event.tables["trials"].drop_duplicates("trial_id", keep="last")

@@ -23,6 +23,7 @@ from harness.report.tables.text import Heading, Line, TextTable
 from harness.report.verdict import NO_VERDICT, Verdict
 from harness.run.console import ConsoleSink, rich_table, trial_result
 from harness.run.events import (
+    DoctorFinished,
     Event,
     GroupReady,
     GroupStarting,
@@ -114,6 +115,21 @@ def test_the_command_is_the_last_line_and_what_is_incomplete_the_verdicts_first(
     verdict = [line for line in lines if line.startswith(tuple(by_label))]
     assert [line.split("  ")[0] for line in verdict] == ["INCOMPLETE", "USE", "NEXT"]
     assert "of the whole grid. A slot." in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_texts_of_a_finding_are_indented_in_a_terminal_and_a_line_each_elsewhere(
+    plan: Plan, tmp_path: Path, terminal: bool
+) -> None:
+    advice = "set workers: 2 " * 20
+    findings = FINDINGS.frame([{**HOSTILE_FINDING, "advice": advice.strip()}])
+    output = shown(DoctorFinished(findings, {}, plan), force_terminal=terminal, width=60)
+    first = next(number for number, text in enumerate(output.splitlines()) if "  action  " in text)
+    lines = [re.sub("\x1b\\[[0-9;]*m", "", text) for text in output.splitlines()[first:]]
+    said = lines[: lines.index("")]
+    assert (len(said) > 1) == terminal and " ".join(" ".join(said).split()) == f"action {advice.strip()}"
+    if terminal:
+        assert max(map(len, said)) <= 60 and all(text.startswith(12 * " ") and text[12] != " " for text in said[1:])
 
 
 def test_a_failure_names_its_log_once_a_reason_and_the_command_begins_as_this_one_did(
