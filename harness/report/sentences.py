@@ -51,7 +51,7 @@ ONE_PROCESS = "one process with all CPU threads"
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
-QUIET = "one setting measured twice does not differ from itself (A/A test); no sign of an error that each block repeats"
+NO_ERROR = "no sign of an error in every block"
 SMALLEST = f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput"
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",
@@ -351,7 +351,16 @@ def _trust(row: Statement, context: Context) -> Said:
         for kind, _, ratios in kinds
         if kind == "invocations"
     ]
-    return lead, f"{'; '.join(words) or QUIET}."
+    return lead, f"{'; '.join(words) or f'{_aa_test(row, context)}; {NO_ERROR}'}."
+
+
+def _aa_test(row: Statement, context: Context) -> str:
+    """Return that the bases of some settings do not differ from their twins, with the interval of each."""
+    ratios = map(context.ratio, (row.cell_id, *row.others))
+    bases = {ratio.base_id for ratio in ratios if ratio} or {row.cell_id}  # which a leading cell may be itself
+    known = (one for one in rows_of(context.table("noise")) if one.cell_id in bases and not is_missing(one.low))
+    ends = ", ".join(f"{times(one.low)} to {times(one.high)}" for one in known)
+    return f"one setting measured twice agrees with itself (A/A test{f': {ends}' * bool(ends)})"
 
 
 def _equivalence(row: Statement, context: Context) -> Said:

@@ -132,9 +132,7 @@ def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> 
 
 TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "n": 4, "subject": "fixed"}
 ADDED = "the ratio to the base is another in the blocks of later calls"
-AGREES = (
-    "one setting measured twice does not differ from itself (A/A test); no sign of an error that each block repeats"
-)
+AGREES = "one setting measured twice agrees with itself (A/A test); no sign of an error in every block"
 DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)"
 
 
@@ -150,6 +148,15 @@ DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1
 def test_how_sure_names_reasons_in_plain_words(change: dict[str, Any], lead: str, words: str) -> None:
     (sentence,) = sentences_on("trust", {**TRUST, **change})
     assert (sentence.lead, sentence.is_bad, sentence.command, sentence.text) == (lead, lead == "Low", "", words)
+
+
+def test_a_high_trust_has_the_interval_of_the_test_of_its_base() -> None:
+    noise = [{"cell_id": cell_id, "low": low, "high": 1.04} for cell_id, low in (("base", 0.97), ("c", 0.5))]
+    noise.append({"cell_id": "base", "low": None, "high": None})
+    for scaling, cell_id in (([RATIO], "a"), ([], "base")):
+        said = {**TRUST, "code": "high", "cell_id": cell_id}
+        (sentence,) = sentences_on("trust", said, noise=noise, scaling=scaling)
+        assert sentence.text == f"{AGREES.replace('test', 'test: 0.97 to 1.04')}."
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(9, "36 s"), (800, "53 min"), (1000, "1 h 06 min")])
