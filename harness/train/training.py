@@ -6,7 +6,7 @@ import copy
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, cast
@@ -116,7 +116,8 @@ class Training:
         if self.strategy.autocasts(cell.strategy_options):
             model = self.precision.around(model)
         self.model = self.strategy.wrap(model, context)
-        self._norms_computed_again = norms_computed_again(self.model)
+        norms = norms_computed_again(self.model)
+        self._around_backward = partial(statistics_kept, norms) if norms else nullcontext[None]
         self._compile()
         self.optimizer = self._make_optimizer(workload)
         self.effective_lr = scale_rate(self.optimizer, cell.lr_factor)
@@ -240,7 +241,7 @@ class Training:
         mark(FORWARD)
         weight = weight if earlier is None else earlier + weight
         tokens = self._exchange(weight) if self._scales_later and last else None
-        with statistics_kept(self._norms_computed_again):
+        with self._around_backward():
             (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
         if tokens and not are_equal(divisor, total := tokens.value()):
             scale_gradients(self.model, divisor / tokens_or(total, divisor))
@@ -402,8 +403,9 @@ class TokenSum:
     def __init__(self, weight: Tensor, device: torch.device, *, world_size: int, alone: bool) -> None:
         """Begin the exchange of the sum of the ranks' weights; ``alone``: as if all ranks had this one."""
         own = on_device(weight, device)
-        self._total = own * world_size if alone or world_size == 1 else own.clone()
-        self._work = None if alone or world_size == 1 else dist.all_reduce(self._total, async_op=True)
+        exchanges = world_size > 1 and not alone
+        self._total = own.clone() if exchanges else own if world_size == 1 else own * world_size
+        self._work = dist.all_reduce(self._total, async_op=True) if exchanges else None
 
     def value(self) -> Tensor:
         """Return the sum; on CUDA the stream waits for it, not the host."""

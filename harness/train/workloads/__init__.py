@@ -140,13 +140,13 @@ def _check_arguments(name: str, found: type, arguments: Options) -> None:
 
 def as_loss(returned: object) -> tuple[Tensor, Tensor]:
     """Return the sum and weight that loss() returned; raise WorkloadError if it returned anything else."""
-    got = describe(returned)
-    if isinstance(returned, tuple | list) and len(returned) == 2:
-        total, weight = returned
+    pair = returned if isinstance(returned, tuple | list) and len(returned) == 2 else None
+    if pair:
+        total, weight = pair
         counts = weight.numel() == 1 if isinstance(weight, Tensor) else isinstance(weight, int | float)
         if isinstance(total, Tensor) and total.numel() == 1 and counts:
             return total, weight
-        got = f"({describe(total)}, {describe(weight)})"
+    got = f"({', '.join(map(describe, pair))})" if pair else describe(returned)
     raise WorkloadError(
         "loss() must return (sum, weight): the sum of the losses of the batch, a tensor of one number, and the number "
         f"of its samples or tokens; got {got}"
