@@ -96,7 +96,10 @@ DOUBTS: Mapping[str, Doubt] = {
         f"the throughput of a device is more than {TOO_EFFICIENT:g} times the base's, which neither caches nor noise "
         "explain: a base that waits for data or shares its cores, a weight of loss() that counts too much, or steps "
         "that leave out work",
-        beside=lambda trial, base: (_per_device(trial) or 0.0) > TOO_EFFICIENT * (_per_device(base) or inf),
+        beside=lambda trial, base: (
+            trial.cell_id != base.cell_id  # a twin is as far from its base by noise alone, for which the A/A test is
+            and (_per_device(trial) or 0.0) > TOO_EFFICIENT * (_per_device(base) or inf)
+        ),
     ),
     "waits for data": Doubt(
         "most of the step is a wait for data",

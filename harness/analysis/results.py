@@ -218,8 +218,8 @@ class Results:
     @property
     def look(self) -> int:
         """The number of looks at the run: one, and one more after each invocation that added blocks."""
-        commands = [map(str, one.get("command") or ()) for one in self.environment.get("invocations", [])]
-        return 1 + sum(any(word.startswith("--add-blocks") for word in words) for words in commands)
+        counts = [one["blocks"] for one in self.environment.get("invocations", []) if one.get("blocks")]
+        return max(1, len(set(counts)))
 
     @property
     def significance(self) -> float:

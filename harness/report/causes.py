@@ -145,6 +145,7 @@ def one_cell(experiment: Experiment, row: Row, suffix: str, axes: Mapping[str, P
     given = experiment.model_dump(mode="json", exclude_defaults=True)
     content = {name: value for name, value in given.items() if name not in OF_OTHER_CELLS}
     grid = {**grid_of(row, experiment), **axes}
+    content |= {"launcher": row.launcher} if "launcher" in content else {}
     return {**content, **pinned(row, experiment), "name": f"{experiment.name[:40]}-{suffix}", "grid": grid}
 
 

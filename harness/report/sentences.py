@@ -103,7 +103,8 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
     ratio, name = context.ratio(row.cell_id), context.name(row.cell_id)
     batch = f". {SMALLEST}" if row.code == "smallest batch" else ""
     if ratio is None:
-        yield name, f"{_rate(row, context)}{batch}."
+        if not (row.others or row.reasons):  # else nothing shows that it is the fastest
+            yield name, f"{_rate(row, context)}{batch}."
     elif _word(ratio, context) != CLEAR:
         if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
             yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times{_larger_batch(ratio, context)}."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -132,7 +133,8 @@ def _of_blocks(experiment: Experiment, blocks: int) -> Experiment:
 
 
 def _different(one: Experiment, other: Experiment) -> list[str]:
-    then, now = _content(one), _content(other)
+    """Return the sections that differ; 1 and 1.0 do, of which other cells follow."""
+    then, now = ({key: json.dumps(value) for key, value in _content(each).items()} for each in (one, other))
     return [key for key in now if then.get(key) != now[key]]
 
 

@@ -136,6 +136,8 @@ def test_the_settings_of_all_ranks_are_one_doubt_with_its_words() -> None:
 @pytest.mark.parametrize(("rate", "doubt"), [(100.0, ()), (149.0, ()), (151.0, ("impossible efficiency",))])
 def test_an_efficiency_that_cannot_be_is_a_doubt_of_its_own(rate: float, doubt: tuple[str, ...]) -> None:
     assert doubts_of([line("single"), line("ddp2", rates=(rate, rate))])[1] == doubt
+    twin = {**line("single", rates=(rate,), purpose="twin"), "trial_id": "single-b0t"}
+    assert doubts_of([line("single"), twin])[1] == ()  # noise alone
 
 
 @pytest.mark.parametrize(("waits", "doubt"), [(0.4, ()), (0.9, ("waits for data",))])

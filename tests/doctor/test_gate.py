@@ -41,6 +41,24 @@ def test_a_cell_is_refused_for_findings_that_apply(check: str, change: dict[str,
     ("change", "is_refused"),
     [
         ({}, True),
+        ({"optimizer": {"name": "AdamW"}}, True),
+        ({"devices": 4}, False),
+        ({"global_batch_size": 64}, False),
+        ({"precision": "bf16"}, False),
+        ({"compile": True}, False),
+        ({"activation_checkpointing": "full"}, False),
+    ],
+)
+def test_what_raised_may_train_with_another_size_or_computed_otherwise(
+    change: dict[str, Any], *, is_refused: bool
+) -> None:
+    assert bool(skip_reason(skip_rules(EXAMINED, facts("execution")), replace(EXAMINED, **change))) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("change", "is_refused"),
+    [
+        ({}, True),
         ({"per_device_batch_size": 128}, True),
         ({"per_device_batch_size": 32}, False),
         ({"training": {"accumulation": 2}}, False),

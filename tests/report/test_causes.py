@@ -288,6 +288,10 @@ def test_the_next_file_holds_the_cells_other_options_and_settings_and_named_gpus
     cell = Row(LEADING, device_ids="0,4")
     grid = yaml.safe_load(next_experiment(experiment(), cell, BUCKET_SIZES))["grid"]
     assert grid["device_ids"] == [[0, 4]] and "devices" not in grid
+    both = experiment(launcher=["ray", "torchrun"])
+    assert (
+        yaml.safe_load(next_experiment(both, Row(LEADING, launcher="torchrun"), BUCKET_SIZES))["launcher"] == "torchrun"
+    )
 
 
 def test_no_run_is_proposed_against_less_than_a_twentieth_of_the_step() -> None:

@@ -60,6 +60,12 @@ def test_a_setting_is_to_be_used_if_its_gain_is_clear(change: dict[str, Any], la
     assert lines(STATED, scaling=[{**RATIO, **change}]) == {label: [said]}
 
 
+def test_a_setting_without_a_base_is_to_be_used_if_nothing_beside_it_may_be_as_fast() -> None:
+    assert set(lines(STATED)) == {"USE"}
+    for beside in ({"others": ("b",)}, {"reasons": ("b",)}):
+        assert set(lines({**STATED, **beside}, leaders=RIVALS)) == {"OPEN"}
+
+
 @pytest.mark.parametrize(
     ("change", "label", "said"),
     [

@@ -69,6 +69,13 @@ def test_another_experiment_is_refused(tmp_path: Path, blocks: int, more: str, n
         reopen(folder.path, FILE, experiment_of(blocks, more))
 
 
+def test_a_number_of_another_type_is_another_experiment_since_its_cells_have_other_ids(tmp_path: Path) -> None:
+    one, other = (f"optimizer: {{name: SGD, lr: {lr}}}\n" for lr in ("1", "1.0"))
+    folder, _ = folder_of(tmp_path, more=one)
+    with pytest.raises(RunFolderError, match="another experiment: optimizer differ"):
+        reopen(folder.path, FILE, experiment_of(more=other))
+
+
 def test_an_experiment_with_a_secret_goes_on_with_it_though_the_folder_does_not_hold_it(tmp_path: Path) -> None:
     more = (
         "workload: own:Own\nworkload_options:\n  hub_token: hunter2hunter2\n  data: 's3://me:hunter2hunter2@host/x'\n"

@@ -142,6 +142,10 @@ def test_code_that_raises_is_tried_at_other_batches_until_it_raises_there_too(pl
         policy.learn(replace(other, cell=cell or other.cell), TrialResult("t", outcome, "7"))
         assert (reason_of(policy, other) is not None) == refused
     assert all(reason_of(policy, trial) for trial in (*of_ddp, *alone))  # it raised with fewer samples: the whole kind
+    in_bf16 = [replace(trial, cell=replace(trial.cell, precision="bf16")) for trial in (*of_ddp, *alone)]
+    assert not any(reason_of(policy, trial) for trial in in_bf16)  # computed otherwise
+    policy.learn(in_bf16[0], TrialResult("t", "error", "7"))
+    assert not any(reason_of(policy, trial) for trial in in_bf16[1:])
 
 
 def diverging(plan: Plan, **more: Any) -> tuple[Trial, TrialResult]:

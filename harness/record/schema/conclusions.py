@@ -38,7 +38,8 @@ VERDICT = Table(
     "one statement of the verdict, which follows from the other tables by a rule",
     string(
         "topic",
-        "incomplete, fastest, fewer, choice, training, scaling, loss, ingest, trust, equivalence, failed or open",
+        "incomplete, fastest, fewer, choice, training, scaling, loss, ingest, trust, improved, equivalence, failed or "
+        "open",
     ),
     string("code", "which statement of the topic it is, such as faster, leaning or open"),
     string("cell_id", "cell that it is about"),

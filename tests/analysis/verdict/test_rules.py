@@ -457,22 +457,23 @@ def test_the_bucket_question_is_answered(tmp_path: Path, make_experiment: Make, 
 
 
 @pytest.mark.parametrize(
-    ("commands", "blocks", "level"),
+    ("planned", "blocks", "level"),
     [
-        ([["run", "x.yaml"]], 5, 0.025),
-        ([["run", "x.yaml"], ["run", "--resume", "x"]], 5, 0.025),  # the declared blocks, in two calls
-        ([["run"], ["run", "--resume", "x", "--add-blocks", "2"], ["run", "--add-blocks=3"]], 5, 0.05 / 12),
-        ([["run"]], {"at_least": 3, "at_most": 9, "halfwidth": 0.05}, 0.05),
-        ([["run"]], "decide", 0.02),
+        ([5], 5, 0.025),
+        ([5, 5], 5, 0.025),  # the declared blocks, in two calls
+        ([5, 7, 7, 10], 5, 0.05 / 12),  # added twice, and once resumed
+        ([None], 5, 0.025),  # a call without throughput
+        ([9], {"at_least": 3, "at_most": 9, "halfwidth": 0.05}, 0.05),
+        ([12], "decide", 0.02),
     ],
 )
 def test_each_time_that_blocks_are_added_is_a_look(
-    tmp_path: Path, make_experiment: Make, commands: list[list[str]], blocks: object, level: float
+    tmp_path: Path, make_experiment: Make, planned: list[int | None], blocks: object, level: float
 ) -> None:
     grid = {"strategy": ["ddp"], "devices": [2], "per_device_batch_size": 8}
     experiment = make_experiment(grid, throughput={"blocks": blocks})
     results = load(make_run(tmp_path, experiment, lambda cell, block: 100.0 + block))
-    vars(results)["environment"] = {"invocations": [{"command": words} for words in commands], "groups": []}
+    vars(results)["environment"] = {"invocations": [{"blocks": count} for count in planned], "groups": []}
     assert results.significance == pytest.approx(level)
 
 
