@@ -117,7 +117,7 @@ def of_its_trial(row: TrialResult, group: WorkerGroup, end: GroupEnd) -> TrialRe
     """
     finished = {result.trial_id for result in end.finished}
     turn = next((turn for turn in group.turns() if row.trial_id in [trial.id for trial in turn]), ())
-    ranks = set(training_threads(end.verdict.stacks)) if row.error_rank is None else {row.error_rank}
+    ranks = set(training_threads(end.stacks)) if row.error_rank is None else {row.error_rank}
     left = (trial for trial in turn if trial.id not in finished)
     failed = next((trial for trial in left if ranks and ranks <= {*group.ranks_of(trial)}), None)
     return replace(row, trial_id=failed.id) if failed else row

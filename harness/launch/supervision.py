@@ -36,19 +36,10 @@ class Ending(Enum):
     NEVER_STARTED = auto()
     """No process registered before the timeout."""
 
-
-@dataclass(frozen=True)
-class Verdict:
-    """How a worker group ended, or why it must be ended now."""
-
-    ending: Ending
-    stacks: Mapping[int, str] = field(default_factory=dict)
-    """The stack of each rank of a group that hung."""
-
     @property
     def was_cut_short(self) -> bool:
         """Whether the launcher killed the processes: later deaths are its own work, and no evidence of a cause."""
-        return self.ending in (Ending.AFTER_FAILURE, Ending.HUNG)
+        return self in (Ending.AFTER_FAILURE, Ending.HUNG)
 
 
 class Watchdog:
@@ -67,6 +58,8 @@ class Watchdog:
         """The ranks that died without a report before another failed; None if that is not known."""
         self.failed_at: float | None = None
         """When the first failure was noticed (unix time)."""
+        self.stacks: dict[int, str] = {}
+        """The stack of each rank of a group that hung."""
 
     @property
     def connected(self) -> bool:
@@ -98,17 +91,17 @@ class Watchdog:
         """Record the time of a failure that no rank may have reported."""
         self.failed_at = self.failed_at or time.time()
 
-    def poll(self) -> Verdict | None:
+    def poll(self) -> Ending | None:
         """Return why the group must be ended now; None if it may go on."""
         if self._start_s is not None and not self._processes and time.monotonic() - self._began > self._start_s:
-            return Verdict(Ending.NEVER_STARTED)
+            return Ending.NEVER_STARTED
         if self._grace_s is not None and self.failed_at is not None and time.time() - self.failed_at > self._grace_s:
-            return Verdict(Ending.AFTER_FAILURE)
+            return Ending.AFTER_FAILURE
         if self._hangs():
             self.record_failure()
             texts = self._ask("stacks", lambda p: (p.pid, p.stack))
-            stacks = {rank: text or "" for rank, text in zip(self._processes, texts, strict=True)}
-            return Verdict(Ending.HUNG, stacks)
+            self.stacks = {rank: text or "" for rank, text in zip(self._processes, texts, strict=True)}
+            return Ending.HUNG
         return None
 
     def _hangs(self) -> bool:
@@ -170,13 +163,15 @@ class RunningGroup(Protocol):
 class GroupEnd:
     """How a worker group ended: its finished trials, the current one, and the failures in order."""
 
-    verdict: Verdict
+    ending: Ending
     finished: tuple[TrialResult, ...]
     failures: tuple[TrialResult, ...]
     """Not yielded: the cause may be a failure of a peer, which is only known when all processes have ended."""
     current: str | None
     measured: TrialResult | None = None
     """The measurement of the current trial, if it was complete."""
+    stacks: Mapping[int, str] = field(default_factory=dict)
+    """The stack of each rank of a group that hung."""
 
 
 def supervise(
@@ -211,14 +206,14 @@ def supervise(
                         current = measured = None
                 yield message
                 watchdog.record_progress()  # what the driver did meanwhile is no time without a step
-            verdict = Verdict(Ending.BY_ITSELF) if ended else watchdog.poll()
-            if verdict is not None:
+            ending = Ending.BY_ITSELF if ended else watchdog.poll()
+            if ending is not None:
                 break
         if not ended:
             group.kill()
     finally:
         group.release()
-    return GroupEnd(verdict, tuple(finished), tuple(failures), current, measured)
+    return GroupEnd(ending, tuple(finished), tuple(failures), current, measured, watchdog.stacks)
 
 
 def _messages(received: Sequence[Received], watchdog: Watchdog, timer: StartupTimer) -> Iterator[Sent]:

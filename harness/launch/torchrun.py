@@ -181,7 +181,7 @@ class TorchrunLauncher:
             end = yield from supervise(processes, watchdog, timer, group.trials[-1].id)
             refused = processes.mailbox.refused and not end.failures
             failed = () if refused else _failed_trials(group, end, processes)
-            if failed and end.verdict.ending is Ending.BY_ITSELF:  # else the time of the end is not known
+            if failed and end.ending is Ending.BY_ITSELF:  # else the time of the end is not known
                 watchdog.record_failure()
             yield from judged(failed, group, end, watchdog)
 
@@ -190,8 +190,8 @@ def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> l
     """Return a row for each trial that the end of the group cost."""
     finished, output = [result.trial_id for result in end.finished], processes.output()
     left = blamed([trial.id for trial in group.trials], finished, end.current, connected=processes.watchdog.connected)
-    if end.verdict.ending is Ending.HUNG:
-        rows = list(from_hang(left, end.verdict.stacks))
+    if end.ending is Ending.HUNG:
+        rows = list(from_hang(left, end.stacks))
     elif end.failures:
         row = primary(end.failures, processes.watchdog.dead_ranks or ())
         # a rank that fails between two trials names the group's first

@@ -38,7 +38,7 @@ from harness.launch.postmortem import (
 )
 from harness.launch.startup import Registration
 from harness.launch.subgroups import Alternation, Subgroups
-from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
+from harness.launch.supervision import Ending, GroupEnd, Watchdog
 from harness.launch.worker import failure, outcome_of
 from harness.plan.planner import by_variant, make_plan
 from harness.plan.rows import Outcome
@@ -250,7 +250,7 @@ def test_of_variants_that_run_at_once_the_one_fails_whose_rank_does() -> None:
     first, second = turn
 
     def ended(stacks: Mapping[int, str] | None = None, finished: tuple[TrialResult, ...] = ()) -> GroupEnd:
-        return GroupEnd(Verdict(Ending.HUNG, stacks or {}), finished, (), first.id)
+        return GroupEnd(Ending.HUNG, finished, (), first.id, stacks=stacks or {})
 
     for trial in turn:
         for rank in group.ranks_of(trial):

@@ -21,7 +21,6 @@ from harness.launch.supervision import (
     Ending,
     GroupEnd,
     Received,
-    Verdict,
     Watchdog,
     supervise,
 )
@@ -83,7 +82,7 @@ def test_messages_come_in_order_and_registrations_stay_inside() -> None:
     assert isinstance(started, GroupStarted)
     assert list(started.parts) == ["starter", "worker start", "process group", "first word"]
     assert rest == [TrialStarted("a"), done, TrialStarted("b")]
-    assert end == GroupEnd(Verdict(Ending.BY_ITSELF), (done,), (), "b")
+    assert end == GroupEnd(Ending.BY_ITSELF, (done,), (), "b")
     assert script.events == ["release"]
     script = Script([[TrialStarted("b")], [TrialResult("b", "ok")], []])
     assert supervised(script, watchdog())[1].current is None
@@ -105,9 +104,9 @@ def test_a_group_is_killed_if_its_ranks_outlive_a_failure_or_never_start() -> No
     assert messages == [TrialStarted("b")]
     assert (end.failures, end.current, end.finished) == ((FAILURE,), "b", ()) and script.events == ["release"]
     outliving, silent = (Script(batches, ends=False) for batches in ([[TrialStarted("b"), FAILURE]], []))
-    verdict = supervised(outliving, watchdog(grace_s=-1.0))[1].verdict
-    assert verdict == Verdict(Ending.AFTER_FAILURE) and verdict.was_cut_short
-    assert supervised(silent, watchdog(start_s=-1.0))[1].verdict == Verdict(Ending.NEVER_STARTED)
+    ending = supervised(outliving, watchdog(grace_s=-1.0))[1].ending
+    assert ending is Ending.AFTER_FAILURE and ending.was_cut_short
+    assert supervised(silent, watchdog(start_s=-1.0))[1].ending == Ending.NEVER_STARTED
     assert outliving.events == silent.events == ["kill", "release"]
 
 

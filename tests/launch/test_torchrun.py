@@ -30,7 +30,7 @@ from harness.launch.postmortem import ProcessOutput
 from harness.launch.protocol import ByLauncher, GroupStarted, Message, TrialStarted
 from harness.launch.ray import cluster
 from harness.launch.startup import Registration, ResourcesRequested, StartupTimer
-from harness.launch.supervision import Ending, GroupEnd, Verdict, Watchdog
+from harness.launch.supervision import Ending, GroupEnd, Watchdog
 from harness.launch.torchrun import Processes, TorchrunLauncher, _failed_trials, ask_here, command
 from harness.launch.worker import devices_of
 from harness.plan.cell import Placement
@@ -161,9 +161,7 @@ class Ended:
 
 def end(finished: str, current: str | None = None, failure: str = "") -> GroupEnd:
     failures = (TrialResult(failure, "error", "ValueError", error_rank=1),) if failure else ()
-    return GroupEnd(
-        Verdict(Ending.BY_ITSELF), tuple(TrialResult(name, "ok") for name in finished), failures, current, None
-    )
+    return GroupEnd(Ending.BY_ITSELF, tuple(TrialResult(name, "ok") for name in finished), failures, current, None)
 
 
 @pytest.mark.parametrize(
@@ -197,7 +195,7 @@ def test_a_failure_counts_though_its_trial_was_reported_after_the_deadline(
     processes = SimpleNamespace(mailbox=mailbox, output=lambda: "", watchdog=None)
     monkeypatch.setattr(torchrun, "start_processes", lambda job, deadline, watchdog: contextlib.nullcontext(processes))
     for failures, rows in (((failed,), [failed.reason]), ((), [])):
-        end = GroupEnd(Verdict(Ending.AFTER_FAILURE), (), failures, None)
+        end = GroupEnd(Ending.AFTER_FAILURE, (), failures, None)
         processes.watchdog = SimpleNamespace(connected=True, dead_ranks=None, printed=lambda rank: "", failed_at=None)
 
         def supervise(*_: Any, end: GroupEnd = end) -> Iterator[Message]:
@@ -317,8 +315,8 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
 
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     watch = Watchdog(ask, limit_s=8.0, start_s=120.0)
-    for now[0], verdict in ((119.0, None), (121.0, Verdict(Ending.NEVER_STARTED)), (100.0, None)):
-        assert watch.poll() == verdict and not asked and watch.failed_at is None  # no process has registered yet
+    for now[0], ending in ((119.0, None), (121.0, Ending.NEVER_STARTED), (100.0, None)):
+        assert watch.poll() is ending and not asked and watch.failed_at is None  # no process has registered yet
     watch.add(process(1, connected=False))
     watch.add(process(0, connected=False))
     watch.record_progress()
@@ -326,7 +324,7 @@ def test_a_group_without_a_step_hangs_once_the_limit_is_over(monkeypatch: pytest
     for now[0] in (102.0, 104.0, 106.0, 110.0, 112.0, 114.5):
         counts[1] += now[0] <= 104.0
         seen.append(watch.poll())
-    assert seen == [None] * 5 + [Verdict(Ending.HUNG, {0: "", 1: "here"})]
+    assert seen == [None] * 5 + [Ending.HUNG] and watch.stacks == {0: "", 1: "here"}
     assert seen[-1].was_cut_short and watch.failed_at is not None
     watch.kill()
     assert asked[-1] == ("kill", [("n0", (101, ("count-1", "stack-1"))), ("n0", (100, ("count-0", "stack-0")))])
@@ -350,7 +348,7 @@ def test_dead_ranks_are_recorded_while_the_reporting_rank_lives() -> None:
         watch.record_result(TrialResult("t", "error", error_rank=0))
         assert watch.dead_ranks == dead_ranks and watch.failed_at is not None
         time.sleep(0.001)
-        assert watch.poll() == Verdict(Ending.AFTER_FAILURE)
+        assert watch.poll() == Ending.AFTER_FAILURE
 
 
 def test_startup_time_is_recorded_in_parts() -> None:

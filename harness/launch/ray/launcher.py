@@ -288,10 +288,10 @@ def _failed_trials(
     """Yield a row for each trial that the end of the group cost; ``error``: what fit() raised."""
     finished = [result.trial_id for result in end.finished]
     left = blamed([trial.id for trial in group.trials], finished, end.current, connected=watchdog.connected)
-    if end.verdict.ending is Ending.HUNG:
-        yield from from_hang(left, end.verdict.stacks)
+    if end.ending is Ending.HUNG:
+        yield from from_hang(left, end.stacks)
     elif end.failures:
-        dead_ranks = watchdog.dead_ranks or ([] if end.verdict.was_cut_short else sorted(found_dead(error)))
+        dead_ranks = watchdog.dead_ranks or ([] if end.ending.was_cut_short else sorted(found_dead(error)))
         yield from_memory_monitor(primary(end.failures, dead_ranks), error)
     elif error is not None:
         yield from from_launch(left, error)
