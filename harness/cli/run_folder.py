@@ -165,7 +165,7 @@ def decide_command(
     from harness.analysis.results import load
     from harness.analysis.time_to_target import decision
     from harness.cli.arguments import parse_target, parse_time
-    from harness.report.decision import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
+    from harness.report.decide import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
     from harness.run.console import rich_table
     from harness.system.files import remove_all, replace_text
 

@@ -27,7 +27,7 @@ from harness.errors import PredictionError
 from harness.plan.cell import Cell
 from harness.plan.planner import make_plan
 from harness.record.schema import table_of
-from harness.report.decision import Wish, decision_lines, decision_table, pilot, write_decision
+from harness.report.decide import Wish, decision_lines, decision_table, pilot, write_decision
 from harness.report.row import rows_of
 from harness.report.tables.text import duration
 from tests.conftest import laptop
