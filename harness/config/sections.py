@@ -439,6 +439,8 @@ class Loader(Strict):
 class TrainingOptions(Strict):
     """Options of an optimizer step, and of its learning rate's dependence on the global batch. A list is an axis.
 
+    Each is part of every cell's id: with a further one, no earlier run is resumed.
+
     ``accumulation``: micro-batches a step, into which each device's share of the global batch is split. In a grid
     ``auto``: the fewest that keep the global batch with micro-batches of at most its per_device_batch_size.
     ``clip_grad_norm``: the maximum 2-norm of the whole gradient. ``clip_grad_value``: the maximum absolute value of its

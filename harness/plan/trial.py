@@ -221,7 +221,9 @@ Columns = Mapping[str, Sequence[object] | npt.NDArray[np.generic]]
 
 @dataclass(frozen=True)
 class TrialResult:
-    """The outcome and the measurements of a trial. ``steps`` and ``epochs`` hold every rank's rows.
+    """The outcome and the measurements of a trial.
+
+    ``steps``: a row each, of its slowest rank, or of all ranks with ``keep_steps: all``; ``epochs``: a row each.
 
     Times are in seconds, on rank 0: ``trial_s`` is the whole time inside the worker group, ``steps_s`` the part in
     steps of any kind, ``parts`` the whole by part. ``facts``: further columns of the trial's row. ``checks``: the
