@@ -20,6 +20,7 @@ from harness.system.sanitize import redact_text
 
 SCRIPT = Path(__file__).with_name("sort.js").read_text(encoding="utf-8")
 """The script of every page. A page's policy allows it by its hash, and no other."""
+NO_ROWS = TextTable((), ())
 
 
 def render(template: str, **variables: object) -> str:
@@ -40,7 +41,7 @@ class Part:
 
     title: str
     anchor: str
-    table: TextTable
+    table: TextTable = NO_ROWS
     words: str = ""
     level: int = 2
     folded: str = ""

@@ -29,7 +29,7 @@ from harness.report import html, summary
 from harness.report.figures import FIGURES, Drawing
 from harness.report.figures.drawing import make_grid
 from harness.report.html import IncompleteReport, Picture, write_report
-from harness.report.page import Parts
+from harness.report.page import Part, Parts
 from harness.report.table_sections import DETAILS, Section, make_pages
 from harness.report.table_sections import SCALING as SECTIONS
 from harness.report.tables.cost import unexplained_table
@@ -190,7 +190,7 @@ def test_every_derived_table_of_the_schema_is_written() -> None:
 
 
 def test_a_section_without_rows_is_left_out_or_is_a_sentence() -> None:
-    empty = Section("Title", "title", lambda results: TextTable((Heading("a"),), ()), "Words above the rows.")
+    empty = Section(Part("Title", "title"), lambda results: TextTable((Heading("a"),), ()), "Words above the rows.")
     results = Results(RunFolder(Path("/nonexistent")))
     assert make_pages([empty], results, Parts()) == []
     (page,) = make_pages([replace(empty, empty=lambda results: "None of them.")], results, Parts())
@@ -364,7 +364,7 @@ def test_the_verdict_goes_without_any_table(run_folder: RunFolder, monkeypatch: 
 
 
 def test_an_error_in_a_section_or_verdict_costs_that(run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(html, "DETAILS", (Section("Broken", "broken", broken), *DETAILS))
+    monkeypatch.setattr(html, "DETAILS", (Section(Part("Broken", "broken"), broken), *DETAILS))
     monkeypatch.setattr(html, "make_verdict", broken)
     with pytest.raises(IncompleteReport, match="the verdict, the section Broken failed"):
         write_report(run_folder.path)
