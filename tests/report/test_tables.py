@@ -309,7 +309,7 @@ def test_the_waterfall_in_numbers_begins_each_cell_with_its_efficiency() -> None
 
 COLUMNS = (
     ("cell", "cell", text.words),
-    ("speed", lambda row: f"{row['speed']} (1 to 9)", text.flush_right),
+    ("speed", lambda row: f"{row['speed']} (1 to 9)", text.flush_right, "speed"),
     ("share", "share", text.decimal("{:.0f} %", 100)),
     ("n", "n", text.flush_right),
     ("note", "note", text.words),
@@ -328,20 +328,21 @@ def test_columns_that_no_row_fills_go_and_those_that_are_the_same_in_every_row_s
     assert titles(text.make_table(COLUMNS, ROWS)) == ["cell", "speed", "share", "n"]
     assert titles(text.make_table(COLUMNS, ROWS[:1])) == ["cell", "speed", "n"]
     assert titles(text.make_table(COLUMNS, [])) == ["cell", "speed", "share", "n", "note"]
-    table = text.make_table(COLUMNS, ROWS, rest="and 2 more").without_constants()
+    table = text.make_table(COLUMNS, [*ROWS, *ROWS[:2]], most=3, every="a file").without_constants()
     assert titles(table) == ["cell", "speed", "share"] and table.common == (("n", "3"),)
     assert [line.cells for line in table.lines] == [
         ("a", "10.0 (1 to 9)", "-"),
         ("b", "9.5 (1 to 9)", "50 %"),
         ("c", "inf (1 to 9)", "25 %"),
     ]
-    assert table.rows[-1] == text.Line(("and 2 more", "", ""), "rest") and table.rest == "and 2 more"
+    assert table.rows[-1] == text.Line(("and 2 more, in a file", "", ""), "rest")
+    assert table.rest == "and 2 more, in a file"
     assert titles(text.make_table(COLUMNS, ROWS[1:2]).without_constants()) == ["cell", "speed", "share", "n"]
     assert titles(text.make_table(COLUMNS, ROWS, ordered=True).without_constants()) == ["cell", "speed", "share", "n"]
 
 
 def test_rows_sort_by_numbers_not_by_their_text_from_three_rows_on() -> None:
-    table = text.make_table(COLUMNS, ROWS, keys={"speed": "speed"})
+    table = text.make_table(COLUMNS, ROWS)
     assert [line.numbers for line in table.lines] == [
         (None, 10.0, None, 3.0),
         (None, 9.5, 0.5, 3.0),
@@ -349,7 +350,7 @@ def test_rows_sort_by_numbers_not_by_their_text_from_three_rows_on() -> None:
     ]
     assert [*table.lines[1].values] == [("b", ""), ("9.5 (1 to 9)", "9.5"), ("50 %", "0.5"), ("3", "3")]
     assert text.make_table(COLUMNS, ROWS).is_sortable
-    assert not text.make_table(COLUMNS, ROWS[:2], rest="and 2 more").is_sortable
+    assert not text.make_table(COLUMNS, ROWS, most=2).is_sortable
     assert not text.make_table(COLUMNS, ROWS, ordered=True).is_sortable
 
 

@@ -21,7 +21,6 @@ from harness.report.tables.text import (
 )
 
 share = decimal("{:.1f}", 100)
-DEVICES = {"devices": "devices"}
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:
@@ -36,11 +35,11 @@ def compute_table(cells: pd.DataFrame) -> TextTable:
         *CELL,
         ("GFLOP/s per device", "achieved_flops_per_s", decimal("{:,.3g}", 1e-9)),
         ("% of matmul peak", "of_measured_peak", percent),
-        ("MFU", mfu, flush_right),
+        ("MFU", mfu, flush_right, "mfu"),
         ("compiling (s)", "compile_s", decimal("{:,.1f}")),
     )
     counted = cells[cells["achieved_flops_per_s"].notna() | cells["flops_reason"].notna()]
-    return make_table(columns, rows_of(counted), keys={**DEVICES, "MFU": "mfu"})
+    return make_table(columns, rows_of(counted))
 
 
 def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
@@ -63,10 +62,11 @@ def waterfall_table(waterfall: pd.DataFrame, most: int = 1000) -> TextTable:
         ("95 % interval", interval, flush_right),
         ("n", "blocks", flush_right),
     )
-    left_out = len(waterfall[most:])
-    rest = f"and {left_out} more, in tables/waterfall.csv" if left_out else ""
-    kind = lambda row: "base" if row.part == "ideal" else ""  # noqa: E731
-    return make_table(columns, rows_of(waterfall[:most]), kind, rest, ordered=True)
+
+    def kind(row: Row) -> str:
+        return "base" if row.part == "ideal" else ""
+
+    return make_table(columns, rows_of(waterfall), kind, most=most, every="tables/waterfall.csv", ordered=True)
 
 
 def unexplained_table(trials: pd.DataFrame, waterfall: pd.DataFrame) -> TextTable:
@@ -81,7 +81,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
     """Return ddp's exposed communication by difference, beside DDP's own timers."""
     columns = (
         ("setting", "setting", words),
-        ("devices", devices_text, flush_right),
+        ("devices", devices_text, flush_right, "devices"),
         ("exposed, by difference (ms)", "part_s", milliseconds),
         ("of this CPU time (ms)", "cpu_s", milliseconds),
         ("exposed, DDP's timer (ms)", "exposed_s", milliseconds),
@@ -96,7 +96,7 @@ def communication_table(waterfall: pd.DataFrame, trials: pd.DataFrame) -> TextTa
         for row in rows_of(trials)
     ]
     own = pd.DataFrame(timed, columns=["cell_id", "exposed_s", "exchange_s"]).groupby("cell_id").mean()
-    return make_table(columns, rows_of(exposed.join(own, on="cell_id")), keys=DEVICES)
+    return make_table(columns, rows_of(exposed.join(own, on="cell_id")))
 
 
 def gpu_table(gpus: pd.DataFrame) -> TextTable:
@@ -112,7 +112,7 @@ def gpu_table(gpus: pd.DataFrame) -> TextTable:
         ("samples per joule", "samples_per_joule", decimal("{:,.3g}")),
         ("n", "blocks", flush_right),
     )
-    return make_table(columns, rows_of(gpus), keys=DEVICES)
+    return make_table(columns, rows_of(gpus))
 
 
 def device_memory_table(device_memory: pd.DataFrame) -> TextTable:
@@ -129,4 +129,4 @@ def device_memory_table(device_memory: pd.DataFrame) -> TextTable:
         first, *others = rows_of(gpus)
         if peaks := [row.allocated_bytes for row in others]:
             rows.append(Row(first, least=min(peaks), most=max(peaks)))
-    return make_table(columns, rows, keys=DEVICES)
+    return make_table(columns, rows)

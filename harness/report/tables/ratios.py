@@ -70,7 +70,7 @@ def _ratio_table(
     frame: pd.DataFrame, names: list[Column], speeds: dict[str, str], title: str, after: Sequence[Column] = ()
 ) -> TextTable:
     """Return what names each pair, its throughputs by heading, its ratio, the number of blocks, and what follows."""
-    unit, heading = rate_unit(frame), f"{title} (95 % interval)"
+    unit = rate_unit(frame)
 
     def text(row: Row) -> str:
         return why_excluded(row) if is_missing(row.ratio) else marked(estimate(ratio, row, "ratio"), row)
@@ -81,11 +81,11 @@ def _ratio_table(
     columns = (
         *names,
         *((f"{name} ({unit})", column, speed) for name, column in speeds.items()),
-        (heading, text, flush_right),
+        (f"{title} (95 % interval)", text, flush_right, "ratio"),
         ("n", "blocks", flush_right),
         *after,
     )
-    return make_table(columns, rows_of(frame), kind, keys={heading: "ratio"})
+    return make_table(columns, rows_of(frame), kind)
 
 
 def pair_label(row: Row) -> str:
@@ -142,15 +142,16 @@ def leaders_table(leaders: pd.DataFrame) -> TextTable:
             return "fastest"
         return "too few blocks" if is_missing(row.tied) else "cannot be told apart" if row.tied else "slower"
 
-    to_fastest = "to the fastest (95 % interval)"
+    def to_fastest(row: Row) -> str:
+        return "1" if leads(row) else estimate(ratio, row, "ratio")
+
     columns = (
         *CELL,
         ("global batch", "global_batch_size", flush_right),
         (rate_unit(leaders), "throughput_per_s", speed),
-        (to_fastest, lambda row: "1" if leads(row) else estimate(ratio, row, "ratio"), flush_right),
+        ("to the fastest (95 % interval)", to_fastest, flush_right, "ratio"),
         ("p (Holm)", "p_value", decimal("{:.2g}")),
         ("verdict", verdict, words),
     )
-    keys = {"devices": "devices", to_fastest: "ratio"}
     compared = rows_of(leaders[leaders["settings"] > 1])
-    return make_table(columns, compared, lambda row: "base" if leads(row) else "", keys=keys)
+    return make_table(columns, compared, lambda row: "base" if leads(row) else "")

@@ -115,17 +115,16 @@ def scaling_table(scaling: pd.DataFrame, significance: float = SIGNIFICANCE) -> 
 
     columns = (
         *CELL,
-        (unit, lambda row: estimate(speed, row, "throughput_per_s", "throughput_"), flush_right),
-        ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right),
-        ("efficiency", _efficiency, flush_right),
+        (unit, lambda row: estimate(speed, row, "throughput_per_s", "throughput_"), flush_right, "throughput_per_s"),
+        ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right, "speedup"),
+        ("efficiency", _efficiency, flush_right, "efficiency"),
         ("n", "blocks", flush_right),
         ("difference", sure, words),
         (f"device-s a million {unit.removesuffix('/s')}", device_time, flush_right),
         (f"base ({unit})", _base, flush_right),
         ("doubts, by blocks", "unusual", words),
     )
-    keys = {"devices": "devices", unit: "throughput_per_s", "speedup": "speedup", "efficiency": "efficiency"}
-    return make_table(columns, _scaling_rows(scaling), _kind, keys=keys)
+    return make_table(columns, _scaling_rows(scaling), _kind)
 
 
 def _scaling_rows(scaling: pd.DataFrame) -> list[Row]:
@@ -173,17 +172,16 @@ def convergence_table(convergence: pd.DataFrame) -> TextTable:
         ("setting", training_setting, words),
         ("seeds", "seeds", flush_right),
         ("training samples", "training_samples", decimal("{:,.0f}")),
-        ("training loss", "train_loss", flush_right),
+        ("training loss", "train_loss", flush_right, "train_loss_median"),
         ("training accuracy", "train_accuracy", flush_right),
-        ("validation loss", "val_loss", flush_right),
-        *((metric_title(name).removeprefix("validation "), name, flush_right) for name in metrics),
+        ("validation loss", "val_loss", flush_right, "val_loss_median"),
+        *((metric_title(name).removeprefix("validation "), name, flush_right, f"{name}_median") for name in metrics),
         ("reached target", "reached", flush_right),
-        ("time to target (s)", "time_to_target_s", flush_right),
-        ("samples to target", "samples_to_target", flush_right),
+        ("time to target (s)", "time_to_target_s", flush_right, "time_to_target_s_median"),
+        ("samples to target", "samples_to_target", flush_right, "samples_to_target_median"),
     )
     rows = [_over_seeds(group, metrics) for _, group in convergence.groupby("cell_id", sort=False)]
-    keys = {title: f"{name}_median" for title, name, _ in columns if name in {*VALUES, *metrics}}
-    return make_table(columns, rows, lambda row: "apart" if is_no_claim(row) else "", keys=keys)
+    return make_table(columns, rows, lambda row: "apart" if is_no_claim(row) else "")
 
 
 def _over_seeds(group: pd.DataFrame, metrics: list[str]) -> Row:
@@ -268,8 +266,7 @@ def failure_table(trials: pd.DataFrame, most: int = 50) -> TextTable:
         ("log", "log", words),
     )
     bad = trials[~trials["outcome"].isin(["ok", "skipped"])]
-    rest = f"and {len(bad) - most} more, in tables/trials.csv" if len(bad) > most else ""
-    return make_table(columns, rows_of(bad.head(most)), rest=rest)
+    return make_table(columns, rows_of(bad), most=most, every="tables/trials.csv")
 
 
 def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
@@ -285,8 +282,7 @@ def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
         Row(label=label, reason=reason, trials=len(group), blocks=ranges(sorted({*group["block"]})))
         for (label, reason), group in named.groupby(["label", "reason"], sort=False)
     ]
-    rest = f"and {len(rows) - most} more, in tables/missing.csv" if len(rows) > most else ""
-    return make_table(columns, rows[:most], rest=rest)
+    return make_table(columns, rows, most=most, every="tables/missing.csv")
 
 
 def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
@@ -304,8 +300,7 @@ def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
         ("training samples", "training_samples", decimal("{:,.0f}")),
     )
     rows = [row for _, group in merged.groupby(TRIAL, sort=False) for row in _some(rows_of(group.sort_values("epoch")))]
-    rest = f"and {len(rows) - MOST_ROWS} more, in epochs.parquet" if len(rows) > MOST_ROWS else ""
-    return make_table(columns, rows[:MOST_ROWS], rest=rest)
+    return make_table(columns, rows, most=MOST_ROWS, every="epochs.parquet")
 
 
 def epoch_lines(epochs: Columns) -> list[str]:

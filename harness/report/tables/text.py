@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
-from types import MappingProxyType
+from itertools import compress, zip_longest
 from typing import TypeAlias
 
 from harness.analysis.stats import ENDS
@@ -25,8 +24,12 @@ LEAST_SORTED = 3
 EMPTY = ("", "-")
 """The texts of a missing value."""
 Format: TypeAlias = Callable[[Scalar], str]
-Column: TypeAlias = tuple[str, str | Callable[[Row], Scalar], Format]
-"""Heading; name of a column, or function of a row; format. Columns are set flush right unless their format is words."""
+Value: TypeAlias = str | Callable[[Row], Scalar]
+Column: TypeAlias = tuple[str, Value, Format] | tuple[str, Value, Format, str]
+"""Heading; name of a column, or function of a row; format; the name of the number by which a column of text sorts.
+
+Columns are set flush right unless their format is words.
+"""
 
 
 @dataclass(frozen=True)
@@ -77,59 +80,53 @@ class TextTable:
     def is_sortable(self) -> bool:
         return not self.ordered and len(self.lines) >= LEAST_SORTED
 
-    def keep(self, columns: Sequence[int]) -> TextTable:
-        """Return the table with these columns alone."""
-        headings = tuple(self.columns[column] for column in columns)
-        lines = []
-        for line in self.lines:
-            cells = tuple(line.cells[column] for column in columns)
-            numbers = tuple(line.numbers[column] for column in columns if line.numbers)
-            lines.append(replace(line, cells=cells, numbers=numbers))
-        return replace(self, columns=headings, lines=tuple(lines))
+    def keep(self, kept: Sequence[bool]) -> TextTable:
+        """Return the table with the columns that are kept alone."""
+        lines = (
+            replace(line, cells=tuple(compress(line.cells, kept)), numbers=tuple(compress(line.numbers, kept)))
+            for line in self.lines
+        )
+        return replace(self, columns=tuple(compress(self.columns, kept)), lines=tuple(lines))
 
     def without_constants(self) -> TextTable:
         """Return the table with the columns that are the same in every row moved to ``common``."""
-        if self.ordered or len(self.lines) < 2:
+        varies = [len({*cells}) > 1 for cells in zip(*(line.cells for line in self.lines), strict=True)]
+        if self.ordered or sum(varies) < 2:
             return self
-        columns = range(len(self.columns))
-        varied = [column for column in columns if len({line.cells[column] for line in self.lines}) > 1]
-        if len(varied) < 2:
-            return self
-        same = [column for column in columns if column not in varied]
-        common = tuple((self.columns[column].title, self.lines[0].cells[column]) for column in same)
-        return replace(self.keep(varied), common=common)
+        first = zip(self.columns, self.lines[0].cells, varies, strict=True)
+        common = tuple((heading.title, cell) for heading, cell, is_varied in first if not is_varied)
+        return replace(self.keep(varies), common=common)
 
 
 def make_table(
     columns: Sequence[Column],
-    rows: Iterable[Mapping[str, object]],
+    rows: Sequence[Mapping[str, object]],
     kind: Callable[[Row], str] = lambda row: "",
-    rest: str = "",
     *,
-    keys: Mapping[str, str] = MappingProxyType({}),
+    most: int | None = None,
+    every: str = "",
     ordered: bool = False,
 ) -> TextTable:
     """Return the rows as text, without the columns that no row fills.
 
-    ``kind`` is that of a line; ``rest``, if any, is a last line of its own. ``keys``: for headings of columns whose
-    value is text, the name of the number by which they sort. ``ordered``: see TextTable.
+    ``kind`` is that of a line. At most ``most`` rows, with a last line on the others, which the file ``every`` has.
+    ``ordered``: see TextTable.
     """
-    headings = tuple(Heading(title, form is not words) for title, _, form in columns)
+    headings = tuple(Heading(title, form is not words) for title, _, form, *_ in columns)
     lines = []
-    for row in map(Row, rows):
+    for row in map(Row, rows[:most]):
         cells, numbers = [], []
-        for title, value, form in columns:
+        for _, value, form, *by in columns:
             found = value(row) if callable(value) else row[value]
             cells.append(form(found))
-            by = row[keys[title]] if title in keys else found
-            is_number = form is not words and not isinstance(by, str) and math.isfinite(number(by))
-            numbers.append(number(by) if is_number else None)  # text, missing and infinite values come last
+            key = row[by[0]] if by else found
+            is_number = form is not words and not isinstance(key, str) and math.isfinite(number(key))
+            numbers.append(number(key) if is_number else None)  # text, missing and infinite values come last
         lines.append(Line(tuple(cells), kind(row), tuple(numbers)))
+    rest = f"and {len(rows) - len(lines)} more, in {every}" if len(rows) > len(lines) else ""
     table = TextTable(headings, tuple(lines), ordered, rest=rest)
-    if not lines:
-        return table
-    filled = (any(line.cells[column] not in EMPTY for line in table.lines) for column in range(len(headings)))
-    return table.keep([column for column, is_filled in enumerate(filled) if is_filled])
+    filled = [any(cell not in EMPTY for cell in cells) for cells in zip(*(line.cells for line in lines), strict=True)]
+    return table.keep(filled) if lines else table
 
 
 def words(value: Scalar) -> str:
@@ -150,7 +147,7 @@ def decimal(form: str, factor: float = 1.0) -> Format:
 CELL: tuple[Column, ...] = (
     ("setting", "setting", words),
     ("strategy", shown_strategy, words),
-    ("devices", devices_text, flush_right),
+    ("devices", devices_text, flush_right, "devices"),
 )
 """The columns that name a cell."""
 percent = decimal("{:.0f} %", 100)

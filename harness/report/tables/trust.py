@@ -76,12 +76,12 @@ def doubt_table(trials: pd.DataFrame) -> TextTable:
     counted = timed(trials)
     columns = (
         ("doubt", "doubt", words),
-        ("timed trials", lambda row: f"{row.trials} of {len(counted)}", flush_right),
+        ("timed trials", lambda row: f"{row.trials} of {len(counted)}", flush_right, "trials"),
         ("meaning", lambda row: doubt_of(row.doubt).meaning, words),
     )
     counts = Counter(name for names in counted["doubts"] for name in names)
     rows = [{"doubt": name, "trials": count} for name, count in counts.most_common()]
-    return make_table(columns, rows, keys={"timed trials": "trials"})
+    return make_table(columns, rows)
 
 
 def usual_words(trials: pd.DataFrame) -> str:
