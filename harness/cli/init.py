@@ -301,11 +301,7 @@ def script_text(script: Path, file: Path) -> str:
         f"name: {name or 'script'}",
         f"script: {os.path.relpath(script, file.parent)}",
         *["# Replace each VALUE: the script needs one."] * bool(required),
-        *[
-            f"# {each.flag}: more than it needs, as the script is ended after its last window."
-            for each in (long,)
-            if each
-        ],
+        *([f"# {long.flag}: more than it needs, as the script is ended after its last window."] if long else []),
         f"arguments: {' '.join(given)}" if given else "# arguments: --batch-size {per_device_batch_size}",
         "# Each name in braces in arguments is an axis, and its values stand in grid."
         + (f" Other options of the script: {'; '.join(map(str, others))}" if others else " What does the script take?"),

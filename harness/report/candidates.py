@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from harness.analysis.common import axis_value
 from harness.analysis.verdict.rules import HOST, SAVED
 from harness.config.axes import batch_axis
 from harness.config.experiment import Experiment
@@ -63,10 +64,10 @@ def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> l
     row = context.cells[cell_id]
     causes = [cause for cause in context.causes.get(cell_id, ()) if cause.code != SAVED]
     advised = [option for cause in causes for option in ADVICE.get(str(cause.subject), ())]
-    if any(cause.subject == "waiting for data" for cause in causes) and _value(row, "loader.workers"):
+    if any(cause.subject == "waiting for data" for cause in causes) and axis_value(row, "loader.workers"):
         advised.append(Option("loader.prefetch_factor", (2, 4, 8)))
     # the same batch in one pass
-    once = [] if is_automatic(row) else [Option(ACCUMULATION.axis, (1, _value(row, ACCUMULATION.axis)))]
+    once = [] if is_automatic(row) else [Option(ACCUMULATION.axis, (1, axis_value(row, ACCUMULATION.axis)))]
     offered = options_in([*advised, *OF_STRATEGIES, *once, COMPILE, COMPRESSION, PRECISION], cell_id, context)
     batch = batch_axis(row.scaling)
     offered.append(Option(batch, (2 * row[batch],)))
@@ -75,14 +76,9 @@ def candidates(cell_id: str, context: Context, allow: Collection[str] = ()) -> l
         for option in offered
         if ALLOWED_BY.get(option.axis, "") in ("", *allow)
         for value in option.values
-        if value != _value(row, option.axis) and not {option.axis, (option.axis, value)} & NEVER
+        if value != axis_value(row, option.axis) and not {option.axis, (option.axis, value)} & NEVER
     ]
     return [change for at, change in enumerate(found) if change not in found[:at]]
-
-
-def _value(row: Row, axis: str) -> PlainValue:
-    value: PlainValue = row.options.get(axis) if "." in axis else row[axis]
-    return value
 
 
 def combined(helped: Sequence[Changes]) -> list[Changes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from harness.report.causes import one_cell
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
-from harness.report.tables.text import NO_BREAK, Column, TextTable, decimal, duration, make_table, speed, words
+from harness.report.tables.text import NO_BREAK, TextTable, decimal, duration, make_table, speed, with_ends, words
 from harness.report.verdict import NextStep, run_file
 
 PILOT = "pilot.yaml"
@@ -66,13 +66,13 @@ class Wish:
 def decision_table(decision: pd.DataFrame, wish: Wish) -> TextTable:
     """Return a row for each setting with a time, the fastest first; "*" if no other is both faster and cheaper."""
     unit = (wish.currency or "price") if wish.price else "device-hours"
-    works = (("work", "work", words),) if decision["work"].nunique() > 1 else ()
-    columns: tuple[Column, ...] = (
-        *works,
+    several = decision["work"].nunique() > 1
+    columns = (
+        ("work", lambda row: row.work if several else "", words),
         ("setting", lambda row: _placed(row) + f", {row.source}" * (row.source != "measured"), words),
         ("batch", "global_batch_size", decimal("{:,.0f}")),
-        ("time (95 %)", lambda row: _spanned(row, "time", "s", duration), words),
-        (f"{unit} (95 %)", lambda row: _spanned(row, wish.money, "", speed), words),
+        ("time (95 %)", _time, words),
+        (f"{unit} (95 %)", lambda row: _cost(row, wish), words),
         ("", lambda row: "*" if is_true(row.on_frontier) else "", words),
     )
     known = (row for row in rows_of(decision) if not is_missing(row.time_s))
@@ -99,13 +99,12 @@ def _left_out(rows: Sequence[Row], *, several: bool) -> Iterator[str]:
         yield f"Without a time{f', {work}' * several}: {'; '.join(places)}: {reason}."
 
 
-def _spanned(row: Row, name: str, unit: str, form: Callable[[float], str]) -> str:
-    of = f"_{unit}" if unit else ""
-    ends = [row[f"{name}{end}{of}"] for end in ("", "_low", "_high")]
-    if is_missing(ends[0]):
-        return ""
-    value, low, high = (form(number(end)) for end in ends)
-    return f"{value} ({low} to {high})".replace(" ", NO_BREAK)
+def _time(row: Row) -> str:
+    return with_ends(duration, row.time_s, row.time_low_s, row.time_high_s)
+
+
+def _cost(row: Row, wish: Wish) -> str:
+    return with_ends(speed, *(row[f"{wish.money}{end}"] for end in ("", "_low", "_high")))
 
 
 def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Iterator[str]:
@@ -151,9 +150,8 @@ def chosen(rows: Sequence[Row], wish: Wish) -> Row:
 
 def _use(rows: Sequence[Row], wish: Wish) -> str:
     row = chosen(rows, wish)
-    time = _spanned(row, "time", "s", duration).replace(NO_BREAK, " ")
-    cost = f"{_spanned(row, wish.money, '', speed)} {wish.unit}".replace(NO_BREAK, " ").strip()
-    text = f"use {_setting(row)}: {time}, {cost}."
+    cost = f"{_cost(row, wish)} {wish.unit}".strip()
+    text = f"use {_setting(row)}: {_time(row)}, {cost}.".replace(NO_BREAK, " ")
     if wish.within_s is None and wish.budget is None:
         fastest = min(rows, key=lambda row: number(row.time_s))
         text = f"the cheapest is {text.removeprefix('use ')}"

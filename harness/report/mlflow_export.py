@@ -26,7 +26,7 @@ from harness.config.axes import CELL_AXES
 from harness.config.script import CURVE_METRICS
 from harness.errors import ExportError
 from harness.report.row import Row, is_missing, number, rows_of, texts
-from harness.report.sentence import Context, context_of
+from harness.report.sentence import Context
 from harness.report.verdict import make_verdict, verdict_lines
 from harness.system.sanitize import redact_text
 
@@ -198,7 +198,7 @@ def mlflow_runs(results: Results) -> tuple[MlflowRun, list[MlflowRun]]:
 
     Cells with a throughput, a ratio or a learning curve.
     """
-    context = context_of(results)
+    context = Context(results)
     outcomes = Counter(str(outcome) for outcome in results.trials.drop_duplicates("trial_id", keep="last")["outcome"])
     statements = rows_of(results.verdict)
     levels = {str(row.code) for row in statements if row.topic == "trust"}

@@ -51,10 +51,14 @@ class Sentence:
 
 @dataclass(frozen=True)
 class Context:
-    """What the sentences need besides their statement: the results, and the cells by id."""
+    """What the sentences on a run need besides their statement."""
 
     results: Results
-    cells: Mapping[str, Row]
+
+    @cached_property
+    def cells(self) -> Mapping[str, Row]:
+        """A trial of each cell, by the cell's id."""
+        return {row.cell_id: row for row in rows_of(self.results.trials.drop_duplicates("cell_id"))}
 
     @cached_property
     def causes(self) -> Mapping[str, Sequence[Statement]]:
@@ -128,11 +132,6 @@ class Context:
         """Return the rows of leaders of the settings that a leading cell is compared with, by cell."""
         rows = rows_of(self.table("leaders"))
         return {row.cell_id: row for row in rows if row.leader_id == cell_id != row.cell_id}
-
-
-def context_of(results: Results) -> Context:
-    """Return what the sentences on a run need."""
-    return Context(results, {row.cell_id: row for row in rows_of(results.trials.drop_duplicates("cell_id"))})
 
 
 def with_holm_explained(texts: Sequence[str]) -> list[str]:

@@ -10,6 +10,7 @@ from itertools import count, islice, pairwise
 
 import pandas as pd
 
+from harness.analysis.common import grouped
 from harness.analysis.results import Results
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import RANKED_SEEDS
@@ -26,7 +27,7 @@ from harness.report.causes import (
     target,
 )
 from harness.report.row import is_missing, number, plural, rows_of
-from harness.report.sentence import Context, Sentence, context_of
+from harness.report.sentence import Context, Sentence
 from harness.report.sentences import TOPICS, decision, sentences
 from harness.report.tables.text import duration, percent
 from harness.system.sanitize import escape_control, redact_text
@@ -308,10 +309,8 @@ class Verdict:
     @property
     def by_heading(self) -> dict[str, list[Sentence]]:
         """The sentences by heading, in the order of the page."""
-        found: dict[str, list[Sentence]] = {heading: [] for heading in HEADINGS.values()}
-        for sentence in self.sentences:
-            found[HEADINGS[sentence.topic]].append(sentence)
-        return {heading: sentences for heading, sentences in found.items() if sentences}
+        by_topic = grouped(self.sentences, lambda one: one.topic)
+        return {heading: by_topic[topic] for topic, heading in HEADINGS.items() if topic in by_topic}
 
     @property
     def reasons(self) -> dict[str, list[Sentence]]:
@@ -332,7 +331,7 @@ def verdict_if_possible(results: Results) -> Verdict:
 
 def make_verdict(results: Results) -> Verdict:
     """Return the verdict on a run, in sentences."""
-    context = context_of(results)
+    context = Context(results)
     step = next_step(context)
     last = Sentence("next", "", step.why, command=step.command)
     lines = {**decision(context), "NEXT": [last]}

@@ -23,7 +23,7 @@ from harness.errors import HarnessError
 from harness.report.candidates import Changes, best_cell, candidates, combined, experiment_of
 from harness.report.html import write_report
 from harness.report.row import Row, plural, rows_of
-from harness.report.sentence import context_of
+from harness.report.sentence import Context
 from harness.report.tables.text import duration
 from harness.report.verdict import verdict_if_possible
 from harness.run.events import (
@@ -94,7 +94,7 @@ class Improvement:
 
     def __post_init__(self) -> None:
         self._began = time.time()
-        self._context = context_of(self.results)
+        self._context = Context(self.results)
         self._asked: dict[str, list[dict[str, object]]] = {}  # by step, the settings of this call
 
     def run(self) -> int:

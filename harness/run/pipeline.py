@@ -25,7 +25,7 @@ from harness.record.store import open_store
 from harness.report.candidates import best_cell
 from harness.report.html import IncompleteReport, write_report
 from harness.report.row import plural
-from harness.report.sentence import context_of
+from harness.report.sentence import Context
 from harness.report.verdict import verdict_if_possible
 from harness.run.auto_resume import prepare_run
 from harness.run.dry_run import estimated
@@ -276,7 +276,7 @@ def keep_traces(plan: Plan, folder: RunFolder, launcher: Launcher, deadline: flo
 
 def _best_and_base(plan: Plan, folder: RunFolder) -> dict[str, Cell]:
     """Return both cells by id; none if no cell leads, or it has no base beside itself."""
-    context = context_of(load(folder.path))
+    context = Context(load(folder.path))
     ratio = context.ratio(best_cell(context))
     if ratio is None:
         return {}

@@ -23,7 +23,7 @@ from harness.plan.cell import Cell
 from harness.record.folder import RunFolder
 from harness.report.candidates import candidates, combined
 from harness.report.html import write_report
-from harness.report.sentence import context_of
+from harness.report.sentence import Context
 from harness.report.verdict import make_verdict
 from harness.run import improve
 from harness.run.events import Emit, Event, Note, Reported
@@ -316,7 +316,7 @@ def test_the_run_resumes_with_another_time_and_the_command_to_go_on_has_it(tmp_p
 
 def offered(tmp_path: Path, allow: tuple[str, ...] = (), **changes: Any) -> list[dict[str, Any]]:
     results = harness.load(make_run(tmp_path, experiment(**changes), rate))
-    context = context_of(results)
+    context = Context(results)
     cell_id = improve.best_cell(context)
     assert cell_id
     return [dict(change) for change in candidates(cell_id, context, allow)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 
 import pandas as pd
@@ -71,37 +72,47 @@ def throughput_by_devices(results: Results) -> Drawing:
 
     One or two numbers of devices make no curve: each cell then has a line of its own, on a linear axis.
     """
-    title = "Throughput against devices"
-    rows = results.scaling
+    title, rows = "Throughput against devices", results.scaling
     if rows.empty:
         return Drawing(title, "Left out: no cell was measured in the same block as its base.", None)
-    every = facets_of(rows)
-    if rows["devices"].nunique() <= FEW_SIZES:
-        return _throughput_by_cell(results, every) if len(rows) > 1 else Drawing(title, SINGLE, None)
-    facets = with_several_points(every)
-    if not facets:
+    every, is_curve = facets_of(rows), rows["devices"].nunique() > FEW_SIZES
+    facets = with_several_points(every) if is_curve else every
+    if not facets or len(rows) == 1:
         return Drawing(title, SINGLE, None)
-    limits = common_limits([_throughput_limits(part) for _, part in facets], log=True)
+    by_cell = with_twins(results.trials).groupby("cell_id")["throughput_per_s"]  # of a base the mean of both trials
+    dots = {str(cell): speeds.tolist() for cell, speeds in by_cell}
+    figure, limits = (_throughput_curves if is_curve else _throughput_by_cell)(facets, rows, dots)
+    caption = (
+        f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
+        f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices"
+        f"{'' if is_curve else '; percentages: scaling efficiency'}. {captions.bases(rows)}{captions.unsteady(rows)}"
+        f"{captions.excluded(rows)}{captions.set_apart(rows)}{captions.in_table(every, facets)}"
+        f"{captions.scales(limits)}{captions.cut(facets)}"
+    )
+    return Drawing(title if is_curve else "Throughput of each cell", caption, figure)
+
+
+Dots = Mapping[str, Sequence[float]]
+"""The values of each block by cell id."""
+
+
+def _throughput_text(row: Row, unit: str) -> str:
+    return f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {unit}"
+
+
+def _throughput_curves(facets: Sequence[Facet], rows: pd.DataFrame, dots: Dots) -> tuple[Chart, list[Limits]]:
+    """Draw throughput against devices in each facet; return the figure, and the limits of its panels."""
+    limits, unit = common_limits([_throughput_limits(part) for _, part in facets], log=True), rate_unit(rows)
 
     def axes_and_ideal(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         log_values(axes, "y", ends)
         for base, ideal in _ideals(part):
             axes.plot(base, ideal, color="0.45", linestyle="--", linewidth=1, zorder=1)
-        axes.set_ylabel(f"throughput ({rate_unit(rows)})")
+        axes.set_ylabel(f"throughput ({unit})")
 
-    def text(row: Row) -> str:
-        return f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
-
-    dots = _blocks(results)
-    figure = _against_devices(facets, limits, axes_and_ideal, "throughput_per_s", "throughput_", text, rows, dots)
-    caption = (
-        f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
-        f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices. "
-        f"{captions.bases(rows)}{captions.unsteady(rows)}"
-        f"{captions.excluded(rows)}{captions.set_apart(rows)}{captions.in_table(every, facets)}"
-        f"{captions.scales(limits)}{captions.cut(facets)}"
-    )
-    return Drawing(title, caption, figure)
+    text = partial(_throughput_text, unit=unit)
+    columns = "throughput_per_s", "throughput_"
+    return _against_devices(facets, limits, axes_and_ideal, *columns, text, rows, dots), limits
 
 
 def _against_devices(
@@ -112,12 +123,9 @@ def _against_devices(
     prefix: str,
     text: Callable[[Row], str],
     rows: pd.DataFrame,
-    dots: Mapping[str, Sequence[float]] = MappingProxyType({}),
+    dots: Dots = MappingProxyType({}),
 ) -> Chart:
-    """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover.
-
-    ``dots``: the values of each block by cell id.
-    """
+    """Draw the column ``name`` against devices; ``prefix``: that of its interval; ``text``: a value on hover."""
     devices = pd.concat([part["devices"] for _, part in facets])
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
@@ -135,21 +143,14 @@ def _against_devices(
     return panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True))
 
 
-def _blocks(results: Results) -> dict[str, list[float]]:
-    """Return the throughput of each block by cell id, of a base the mean of both of its trials."""
-    cells = with_twins(results.trials).groupby("cell_id")["throughput_per_s"]
-    return {str(cell): speeds.tolist() for cell, speeds in cells}
-
-
 def _draw_blocks(axes: Axes, x: Sequence[float], y: Sequence[float], row: Row) -> None:
     axes.plot(x, y, color=COLOURS[row.strategy], linestyle="", marker=".", markersize=5, alpha=0.45, zorder=2)
 
 
-def _throughput_by_cell(results: Results, every: Sequence[Facet]) -> Drawing:
+def _throughput_by_cell(facets: Sequence[Facet], rows: pd.DataFrame, dots: Dots) -> tuple[Chart, list[Limits]]:
     """Draw the throughput of each cell on a line of its own, with its efficiency, its blocks and the ideal."""
-    rows, dots = results.scaling, _blocks(results)
-    facets = [(name, part.assign(label=[_with_efficiency(row) for row in rows_of(part)])) for name, part in every]
-    limits = common_limits([_linear_limits(part, dots) for _, part in facets])
+    named = [(name, part.assign(label=[_with_efficiency(row) for row in rows_of(part)])) for name, part in facets]
+    limits, unit = common_limits([_linear_limits(part, dots) for _, part in facets]), rate_unit(rows)
 
     def draw(axes: Axes, part: pd.DataFrame, ends: Limits) -> None:
         linear_values(axes, "x", ends, steps=4)
@@ -158,22 +159,14 @@ def _throughput_by_cell(results: Results, every: Sequence[Facet]) -> Drawing:
             _draw_blocks(axes, blocks, [y + 0.22] * len(blocks), row)
             draw_interval(axes, "x", y, interval, ends, COLOURS[row.strategy])
             draw_point(axes, row.throughput_per_s, y, row)
-            value = f"{estimate(speed, row, 'throughput_per_s', 'throughput_')} {rate_unit(rows)}"
-            mark(axes, row.throughput_per_s, y, f"{cell_label(row)}: {value}")
+            mark(axes, row.throughput_per_s, y, f"{cell_label(row)}: {_throughput_text(row, unit)}")
             if row.devices != row.base_devices:
                 axes.plot([_ideal(row)] * 2, [y - 0.35, y + 0.35], color="0.45", linestyle="--", linewidth=1)
         axes.set_yticks(range(len(part)), part["label"].tolist())
         axes.set_ylim(len(part) - 0.4, -0.6)
-        axes.set_xlabel(f"throughput ({rate_unit(rows)})")
+        axes.set_xlabel(f"throughput ({unit})")
 
-    caption = (
-        f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
-        f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices; percentages: "
-        f"scaling efficiency. {captions.bases(rows)}{captions.unsteady(rows)}{captions.excluded(rows)}"
-        f"{captions.set_apart(rows)}{captions.scales(limits)}{captions.cut(every)}"
-    )
-    figure = panels(facets, draw, limits, legend=strategy_legend(rows, ideal=True), bars=True)
-    return Drawing("Throughput of each cell", caption, figure)
+    return panels(named, draw, limits, legend=strategy_legend(rows, ideal=True), bars=True), limits
 
 
 def _with_efficiency(row: Row) -> str:
@@ -185,7 +178,7 @@ def _ideal(row: Row) -> float:
     return number(row.base_throughput_per_s) * number(row.devices) / number(row.base_devices)
 
 
-def _linear_limits(part: pd.DataFrame, dots: Mapping[str, Sequence[float]]) -> Limits:
+def _linear_limits(part: pd.DataFrame, dots: Dots) -> Limits:
     """Return limits from 0 to the largest value, block or ideal, and to ends of intervals up to a factor of 2."""
     largest = max(max([number(row.throughput_per_s), _ideal(row), *dots.get(row.cell_id, ())]) for row in rows_of(part))
     reach = max((number(end) for end in part["throughput_high"] if not is_missing(end)), default=0.0)
@@ -230,11 +223,9 @@ def efficiency_by_devices(results: Results) -> Drawing:
             axes.axhspan(row.low, row.high, color="0.85", zorder=0)
         axes.set_ylabel("scaling efficiency")
 
-    def text(row: Row) -> str:
-        return estimate(percent, row, "efficiency", "efficiency_")
-
     kinds = {"weak": "weak scaling (per-device batch fixed)", "strong": "strong scaling (global batch fixed)"}
     held = " and ".join(kinds[kind] for kind in sorted(rows["scaling"].unique()))
+    text = partial(estimate, percent, name="efficiency", prefix="efficiency_")
     figure = _against_devices(facets, limits, axes_and_ideal, "efficiency", "efficiency_", text, rows)
     caption = (
         f"Speedup over devices, {held}; bars are 95 % intervals, paired by block, "

@@ -216,10 +216,8 @@ def _to_target(group: pd.DataFrame, name: str, form: str) -> str:
     If the median seed missed the target: the least that its training time can be, '-' for samples.
     """
     values = _or_infinite(group[name])
-    middle = median(values)
-    if middle < math.inf:
-        shown = _spread(values[0], middle, values[-1], form, alone=len(values) == 1)
-        return shown.replace(form.format(math.inf), f"not{NO_BREAK}reached")
+    if median(values) < math.inf:
+        return _spread(values, form).replace(form.format(math.inf), f"not{NO_BREAK}reached")
     least = median(group[name].fillna(group["train_s"]).astype(float)) if name == "time_to_target_s" else math.nan
     return f">= {form.format(least)}" if group["reached"].notna().any() and not math.isnan(least) else "-"
 
@@ -231,18 +229,14 @@ def training_setting(row: Row) -> str:
 
 def _span(values: pd.Series[float], form: str, suffix: str = "") -> str:
     known = sorted(values.dropna().astype(float), key=lambda value: (math.isnan(value), value))
-    if not known:
-        return "-"
-    middle = (known[(len(known) - 1) // 2] + known[len(known) // 2]) / 2  # statistics.median would not sort NaN
-    return _spread(known[0], middle, known[-1], form, suffix, alone=len(known) == 1)
+    return _spread(known, form, suffix) if known else "-"
 
 
-def _spread(low: float, middle: float, high: float, form: str, suffix: str = "", *, alone: bool = False) -> str:
-    """Return '4.0 (3.5 to 6.0)', the middle value between the ends."""
-    if alone:
-        return form.format(middle) + suffix
-    ends = f"({form.format(low)} to {form.format(high)})".replace(" ", NO_BREAK)
-    return f"{form.format(middle)}{suffix} {ends}"
+def _spread(values: Sequence[float], form: str, suffix: str = "") -> str:
+    """Return '4.0 (3.5 to 6.0)', the median of sorted values between the ends."""
+    middle = (values[(len(values) - 1) // 2] + values[len(values) // 2]) / 2  # statistics.median would not sort NaN
+    ends = f" ({form.format(values[0])}{NO_BREAK}to{NO_BREAK}{form.format(values[-1])})"
+    return f"{form.format(middle)}{suffix}{ends * (len(values) > 1)}"
 
 
 def outcome_table(outcomes: pd.DataFrame) -> TextTable:
