@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import pandas as pd
-
 from harness.analysis.common import grouped, is_no_claim
 from harness.analysis.compare import FAILS, FASTER, PASSES, SLOWER, UNDECIDED, WITHIN_NOISE, Comparison
 from harness.errors import ComparisonError, WriteError, cause_of
 from harness.plan.labels import joined
 from harness.report.page import Part, render
-from harness.report.row import Row, Scalar, is_missing, is_true, number, plural, rate_unit, rows_of
+from harness.report.row import Row, is_missing, is_true, plural, rate_unit, rows_of
 from harness.report.sentence import with_holm_explained
 from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import METRICS
@@ -26,6 +24,8 @@ from harness.report.tables.text import (
     first_of,
     flush_right,
     make_table,
+    or_dash,
+    span,
     speed,
     start_text,
     with_ends,
@@ -95,7 +95,7 @@ def _changes(comparison: Comparison) -> Iterator[str]:
 
 
 def _noise(comparison: Comparison) -> Iterator[str]:
-    cells, question = comparison.cells, comparison.question
+    cells, question, noise = comparison.cells, comparison.question, decimal("{:.2g} %", 100)
     known = cells[cells["run_noise"].notna()]
     if question.run_noise is not None:
         stated = f"{100 * question.run_noise:g} %"
@@ -104,12 +104,12 @@ def _noise(comparison: Comparison) -> Iterator[str]:
         if len(more):
             yield (
                 f"In {len(more)} of {plural(len(cells), 'cell')} the blocks of a run themselves spread by "
-                f"{_percents(more['run_noise'])}, which contradicts {stated}: that spread is used there."
+                f"{span(noise, more['run_noise'])}, which contradicts {stated}: that spread is used there."
             )
     elif len(known):
-        count = " to ".join(dict.fromkeys(str(known["earlier_runs"].agg(end)) for end in ("min", "max")))
+        count = span(str, known["earlier_runs"])
         yield (
-            f"Run noise: {_percents(known['run_noise'])} between runs (standard deviation of a cell's "
+            f"Run noise: {span(noise, known['run_noise'])} between runs (standard deviation of a cell's "
             f"throughput over {count} earlier runs below {comparison.history})."
         )
     without = [row for row in rows_of(cells[cells["change"].isna()]) if not is_no_claim(row)]
@@ -118,11 +118,6 @@ def _noise(comparison: Comparison) -> Iterator[str]:
             f"Undecided, {len(without)} of {plural(len(cells), 'cell')}: {first_of(reasons, 2)}."
             + f" {KEEP_RUNS}" * any("earlier run" in reason for reason in reasons)
         )
-
-
-def _percents(values: pd.Series[float]) -> str:
-    """Return '1.2 %', or '1.2 % to 3 %'."""
-    return " to ".join(dict.fromkeys(f"{100 * value:.2g} %" for value in (values.min(), values.max())))
 
 
 def _gate(comparison: Comparison) -> Iterator[str]:
@@ -255,8 +250,9 @@ def ratio_text(row: Row) -> str:
 def gate_table(comparison: Comparison) -> TextTable:
     """Return the verdict of each condition of --fail-if on each cell."""
 
-    def p_value(value: Scalar) -> str:
-        return "-" if is_missing(value) else "< 0.001" if number(value) < 0.001 else f"{number(value):.3f}"
+    @or_dash
+    def p_value(value: float) -> str:
+        return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
     columns = (
         *_letters(comparison),

@@ -19,7 +19,7 @@ from harness.plan.labels import Labels
 from harness.report.compare import write_output
 from harness.report.figures.drawing import COLOURS, FILE_DPI, MARKERS, image_of, panels, style
 from harness.report.figures.scales import Limits, common_limits, draw_interval, linear_values
-from harness.report.row import Row, is_missing, is_true, rate_unit, rows_of, texts
+from harness.report.row import Row, is_true, rate_unit, rows_of, texts
 from harness.report.tables.ratios import ratio
 from harness.report.tables.text import TextTable, first_of, flush_right, make_table, speed, start_text, with_ends, words
 
@@ -137,7 +137,7 @@ def _table(group: pd.DataFrame) -> TextTable:
     columns = (
         ("started", lambda row: start_text(row.started_at), words),
         (rate_unit(group), lambda row: with_ends(speed, row.throughput_per_s, row.low, row.high), flush_right),
-        ("/ before", lambda row: "-" if is_missing(row.to_before) else ratio(row.to_before), flush_right),
+        ("/ before", "to_before", ratio),
         ("changed since", changed, words),
     )
     speeds = group["throughput_per_s"]

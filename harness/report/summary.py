@@ -17,7 +17,7 @@ from harness.config.values import GIB, SECTION
 from harness.plan.labels import TAGS, joined
 from harness.plan.run_environment import Card, NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit
-from harness.report.tables.text import counts, duration, speed, start_text
+from harness.report.tables.text import counts, duration, span, speed, start_text
 from harness.report.tables.trust import summary_line, usual_words
 
 
@@ -108,13 +108,12 @@ def scaling_words(results: Results) -> str:
     }
     kinds = [words[kind] for kind in sorted(scaling["scaling"].unique())]
     bases = scaling.drop_duplicates("base_id")["base_throughput_per_s"]
-    span = " to ".join(dict.fromkeys(speed(value) for value in (bases.min(), bases.max())))
     looks = (
         f"Looks after {', '.join(map(str, LOOKS))} blocks end a cell: intervals are those of "
         f"{100 * (1 - LOOKS_SIGNIFICANCE):g} % at a look, which hold in 95 % of runs over all looks. "
     )
     return (
-        f"Against the base of the same setting ({span} {rate_unit(scaling)} in absolute numbers), "
+        f"Against the base of the same setting ({span(speed, bases)} {rate_unit(scaling)} in absolute numbers), "
         f"{' and '.join(kinds)}. "
         "Efficiency is speedup over devices; ratios are paired by block, their 95 % interval is a t interval on the "
         f"logarithm over n blocks, each in fresh processes; below {LEAST_BLOCKS} blocks the range is given, with n. "

@@ -10,7 +10,7 @@ from harness.analysis.stats import LEAST_BLOCKS
 from harness.report.figures.drawing import MOST_FACETS, Facet
 from harness.report.figures.scales import Limits
 from harness.report.row import NOT_EQUIVALENT, plural, rate_unit, rows_of
-from harness.report.tables.text import first_of
+from harness.report.tables.text import first_of, span
 
 
 def in_table(all_facets: Sequence[Facet], drawn: Sequence[Facet], why: str = ", as a single point") -> str:
@@ -46,11 +46,10 @@ def set_apart(rows: pd.DataFrame) -> str:
 
 
 def bases(rows: pd.DataFrame) -> str:
-    unique = rows_of(rows.drop_duplicates("base_id"))
-    speeds = [row.base_throughput_per_s for row in unique]
-    names = {f"{row.base_strategy} on {plural(row.base_devices, 'device')}" for row in unique}
-    span = " to ".join(dict.fromkeys(f"{speed:,.0f}" for speed in (min(speeds), max(speeds))))
-    return f"Base: {names.pop() if len(names) == 1 else 'as in the table'}, {span} {rate_unit(rows)}."
+    unique = rows.drop_duplicates("base_id")
+    names = {f"{row.base_strategy} on {plural(row.base_devices, 'device')}" for row in rows_of(unique)}
+    speeds = span("{:,.0f}".format, unique["base_throughput_per_s"])
+    return f"Base: {names.pop() if len(names) == 1 else 'as in the table'}, {speeds} {rate_unit(rows)}."
 
 
 def no_interval(rows: pd.DataFrame) -> str:
@@ -59,8 +58,8 @@ def no_interval(rows: pd.DataFrame) -> str:
 
 def count(rows: pd.DataFrame) -> str:
     """Return 'n = 3 blocks' or 'n = 2 to 3 blocks'."""
-    span = " to ".join(dict.fromkeys(str(int(n)) for n in (rows["blocks"].min(), rows["blocks"].max())))
-    return f"n = {span} {'block' if span == '1' else 'blocks'}"
+    counts = span("{:.0f}".format, rows["blocks"])
+    return f"n = {counts} {'block' if counts == '1' else 'blocks'}"
 
 
 def cells(rows: pd.DataFrame) -> str:

@@ -27,7 +27,7 @@ from harness.report.figures.drawing import (
 from harness.report.figures.scales import Limits, common_limits, linear_values, log_limits, log_values
 from harness.report.row import cell_label, rows_of
 from harness.report.tables.links import operation_label, operations, placement_label
-from harness.report.tables.text import size
+from harness.report.tables.text import size, span
 
 STYLES: Mapping[str, tuple[Literal["-", "--", "-.", ":"], str, str]] = {
     "all_reduce": ("-", "o", "0.1"),
@@ -89,8 +89,8 @@ def bus_bandwidth(results: Results) -> Drawing:
     ]
     figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)  # the width of one panel
     everything = pd.concat(found)
-    counts, largest = everything["repetitions"], size(float(everything["size_bytes"].max()))
-    repetitions = " to ".join(dict.fromkeys(str(int(n)) for n in (counts.min(), counts.max())))
+    largest = size(float(everything["size_bytes"].max()))
+    repetitions = span("{:.0f}".format, everything["repetitions"])
     caption = (
         "Algorithm bandwidth (size over time of the slowest rank), times 2(n-1)/n for all-reduce and (n-1)/n for "
         "all-gather and reduce-scatter of n devices, as nccl-tests defines it. Bars: shortest and longest of "

@@ -32,7 +32,7 @@ from harness.report.figures.drawing import (
 from harness.report.figures.scales import linear_values, log_limits, log_values
 from harness.report.row import rows_of, settings
 from harness.report.tables.scaling import metric_title
-from harness.report.tables.text import decimal
+from harness.report.tables.text import decimal, span
 
 TRIAL, PLACE = ["trial_id", "attempt"], ["strategy", "devices"]
 MOST_POINTS = 500
@@ -147,11 +147,10 @@ def learning_curves(results: Results) -> Drawing:
             add_title(line[0], name, "left")
     add_legend(figure, strategy_legend(epochs))
     trained, others = (captions.cells(rows.sort_values(PLACE)) for rows in (trials, differing))
-    seeds = sorted({*trials.groupby("cell_id")["seed"].nunique()})
+    seeds = trials.groupby("cell_id")["seed"].nunique()
     batches = ", ".join(map(str, sorted(trials["global_batch_size"].dropna().astype(int).unique())))
-    number = " to ".join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))
-    over = f"Median of {number} seeds, bands from the lowest to the highest" if seeds[-1] > 1 else "1 seed"
-    short = trials["outcome"].eq("diverged").any() and seeds[-1] > 1
+    over = f"Median of {span(str, seeds)} seeds, bands from the lowest to the highest" if seeds.max() > 1 else "1 seed"
+    short = trials["outcome"].eq("diverged").any() and seeds.max() > 1
     caption = (
         f"{over}: {trained}; global batch {batches}.{' Dashed: the target.' if target is not None else ''} "
         f"{asked.clock if (asked := results.experiment.convergence) else ''}"

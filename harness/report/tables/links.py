@@ -8,9 +8,9 @@ import pandas as pd
 
 from harness.plan.labels import devices_text
 from harness.plan.run_environment import RunEnvironment
-from harness.report.row import Row, Scalar, is_missing, number, rows_of
+from harness.report.row import Row, rows_of
 from harness.report.summary import nodes
-from harness.report.tables.text import TextTable, decimal, flush_right, make_table, size, speed, words
+from harness.report.tables.text import TextTable, decimal, flush_right, make_table, or_dash, size, speed, words
 
 MOST_COLUMNS = 16
 """The most devices of the matrix; tables/links.csv has all."""
@@ -25,9 +25,10 @@ NAMES = {
 }
 
 
-def microseconds(value: Scalar) -> str:
+@or_dash
+def microseconds(seconds: float) -> str:
     """Return seconds as microseconds with three significant digits at least."""
-    return speed(None if is_missing(value) else 1e6 * number(value))
+    return speed(1e6 * seconds)
 
 
 def placement_label(row: Row) -> str:

@@ -17,16 +17,14 @@ from harness.plan.planner import Plan
 from harness.record.estimate import Estimate, read_estimate
 from harness.record.folder import RunFolder
 from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
-from harness.report.tables.text import TextTable, duration, first_of, flush_right, make_table, percent, words
+from harness.report.tables.text import TextTable, duration, first_of, flush_right, make_table, or_dash, percent, words
 
 OUTSIDE = {COMMAND: "the start of Ray", REPORT: "the report"}
 
 
-def amount(value: Scalar) -> str:
+@or_dash
+def amount(found: float) -> str:
     """Return device-hours, kilowatt-hours or money: at least three digits, at most four decimal places."""
-    if is_missing(value):
-        return "-"
-    found = number(value)
     return f"{found:,.0f}" if found >= 100 or not found else f"{found:.3g}" if found >= 0.1 else f"{found:.4f}"
 
 
@@ -46,7 +44,8 @@ def preview_table(
         ("part", "label", words),
         ("trials", _trials, flush_right),
         ("time, estimated" if ran else "time", _estimated, flush_right),
-        *((("time", "actual_s", duration), ("error", "error", _signed)) if ran else ()),
+        ("time", "actual_s", duration),
+        ("error", "error", _signed),
         ("device-hours", "device_hours", amount),
         ("in use", "busy_device_hours", amount),
         (cost.currency if cost else "cost", price, amount),
@@ -74,8 +73,9 @@ def _estimated(row: Row) -> str:
     return f"{'at least ' if row.basis == 'lower bound' and not skips else ''}{duration(row.estimated_s)}"
 
 
-def _signed(value: Scalar) -> str:
-    return "-" if is_missing(value) else f"{'+' if number(value) > 0 else ''}{percent(value)}"
+@or_dash
+def _signed(share: float) -> str:
+    return f"{'+' if share > 0 else ''}{percent(share)}"
 
 
 def grade_line(preview: pd.DataFrame) -> str:

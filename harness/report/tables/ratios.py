@@ -12,28 +12,37 @@ from harness.analysis.verdict.rules import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
 from harness.report.row import (
     Row,
-    Scalar,
     cell_label,
     is_missing,
     is_not_equivalent,
     is_true,
-    number,
     rate_unit,
     rows_of,
     setting_without,
     why_excluded,
 )
 from harness.report.tables.scaling import marked
-from harness.report.tables.text import CELL, Column, TextTable, decimal, estimate, flush_right, make_table, speed, words
+from harness.report.tables.text import (
+    CELL,
+    Column,
+    TextTable,
+    decimal,
+    estimate,
+    flush_right,
+    make_table,
+    or_dash,
+    speed,
+    words,
+)
 
 LARGE = 10.0
 """The ratio from which on three digits are written."""
-_small = decimal("{:.3f}")
 
 
-def ratio(value: Scalar) -> str:
+@or_dash
+def ratio(value: float) -> str:
     """Return a ratio with three decimals, a large one with three digits."""
-    return speed(value) if not is_missing(value) and number(value) >= LARGE else _small(value)
+    return speed(value) if value >= LARGE else f"{value:.3f}"
 
 
 def noise_table(noise: pd.DataFrame) -> TextTable:

@@ -7,8 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import wraps
 from itertools import compress, zip_longest
-from typing import TypeAlias
+from typing import Any, TypeAlias
+
+import pandas as pd
 
 from harness.analysis.stats import ENDS
 from harness.plan.labels import devices_text
@@ -139,9 +142,19 @@ def flush_right(value: Scalar) -> str:
     return words(value)
 
 
+def or_dash(form: Callable[[float], str]) -> Format:
+    """Make a format of numbers one that shows a missing value as '-'."""
+
+    @wraps(form)
+    def text(value: Scalar) -> str:
+        return "-" if is_missing(value) else form(number(value))
+
+    return text
+
+
 def decimal(form: str, factor: float = 1.0) -> Format:
     """Return a format for numbers, '-' if missing: decimal("{:.1f} %", 100) shows 0.125 as '12.5 %'."""
-    return lambda value: "-" if is_missing(value) else form.format(factor * number(value))
+    return or_dash(lambda value: form.format(factor * value))
 
 
 CELL: tuple[Column, ...] = (
@@ -154,11 +167,9 @@ percent = decimal("{:.0f} %", 100)
 milliseconds = decimal("{:.2f}", 1000)
 
 
-def speed(value: Scalar) -> str:
+@or_dash
+def speed(rate: float) -> str:
     """Return a throughput, a price or a number of samples with three significant digits at least."""
-    if is_missing(value):
-        return "-"
-    rate = number(value)
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
@@ -167,11 +178,9 @@ def loss_form(largest: float) -> str:
     return "{:.4g}" if abs(largest) >= LARGE_LOSS else "{:.4f}"
 
 
-def size(value: Scalar) -> str:
+@or_dash
+def size(count: float) -> str:
     """Return '1.5 GiB' or '79 KiB' for a number of bytes."""
-    if is_missing(value):
-        return "-"
-    count = number(value)
     for unit in ("B", "KiB", "MiB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -179,11 +188,10 @@ def size(value: Scalar) -> str:
     return f"{count:.3g} GiB"
 
 
-def duration(value: Scalar) -> str:
-    """Return '42 s', '3 min 05 s' or '2 h 10 min' for seconds, '-' for a missing value."""
-    if is_missing(value):
-        return "-"
-    whole = round(number(value))
+@or_dash
+def duration(seconds: float) -> str:
+    """Return '42 s', '3 min 05 s' or '2 h 10 min' for seconds."""
+    whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
@@ -217,6 +225,11 @@ def estimate(form: Format, row: Row, name: str, prefix: str = "") -> str:
     if is_missing(least) or least == most:
         return f"{form(value)} ({blocks})".replace(" ", NO_BREAK)
     return with_ends(form, value, least, most).replace("(", f"({blocks}: ".replace(" ", NO_BREAK), 1)
+
+
+def span(form: Callable[[float], str], values: pd.Series[Any]) -> str:
+    """Return '2 to 3', the least and the largest of some values, or one of both if they look the same."""
+    return " to ".join(dict.fromkeys(map(form, (values.min(), values.max()))))
 
 
 def first_of(names: Sequence[str], most: int) -> str:
