@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from harness.config.sections import AssumedLink, Target
     from harness.config.values import PlainValue
     from harness.plan.inventory import Inventory
+    from harness.report.tables.text import TextTable
 
 FAILED, BAD_INPUT = 1, 2
 Arguments = ParamSpec("Arguments")
@@ -78,9 +79,17 @@ def command(work: Callable[Arguments, int]) -> Callable[Arguments, None]:
     return run
 
 
-def show(text: str) -> None:
-    """Print text as it stands: without markup, line breaks or control characters of its own."""
-    Console().print(escape_control(text), highlight=False, markup=False, soft_wrap=True)
+def show(text: str, *, wrap: bool = False) -> None:
+    """Print text without markup or control characters of its own; ``wrap``: in lines as wide as the terminal."""
+    Console().print(escape_control(text), highlight=False, markup=False, soft_wrap=not wrap)
+
+
+def show_table(content: TextTable, title: str) -> None:
+    """Print a table below its title; nothing without rows."""
+    from harness.run.console import rich_table
+
+    if content.rows:
+        Console().print(rich_table(content, title), "")
 
 
 def away_from_current_folder(no_user_code: bool) -> AbstractContextManager[None]:

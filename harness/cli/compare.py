@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 
-from harness.cli.arguments import command, parse_cells, parse_each, parse_only, parse_share, show
+from harness.cli.arguments import command, parse_cells, parse_each, parse_only, parse_share, show, show_table
 from harness.errors import Collected, ComparisonError, RunFolderError
-from harness.system.sanitize import escape_control
 from harness.system.uri import is_uri
 
 if TYPE_CHECKING:
     from harness.analysis.compare import Comparison
-    from harness.report.tables.text import TextTable
 
 Runs = Annotated[
     list[str], typer.Argument(metavar="RUN_FOLDER|URI...", help="The first run, then one or more later ones.")
@@ -115,21 +112,12 @@ def _show(comparison: Comparison, *, markdown: bool, json: bool, output: Path | 
         return
     for line in report.run_lines(comparison):
         show(line)
-    _print(report.cell_tables(comparison))
+    show("")
+    for title, content in report.cell_tables(comparison):
+        show_table(content, title)
     for line in report.sentences(comparison):
-        Console().print(escape_control(line), highlight=False, markup=False)
+        show(line, wrap=True)
     show(f"Page: {page}")
-
-
-def _print(tables: Sequence[tuple[str, TextTable]]) -> None:
-    """Print the tables that have rows, each with its title."""
-    from harness.run.console import rich_table
-
-    console = Console()
-    console.print()
-    for title, content in tables:
-        if content.rows:
-            console.print(rich_table(content, title), "")
 
 
 @command
@@ -144,8 +132,10 @@ def history_command(
 
     path = output or folder / "history.png"
     tables, said = write_history(folder, wanted, path)
-    _print(tables)
+    show("")
+    for title, content in tables:
+        show_table(content, title)
     for line in said:
-        Console().print(escape_control(line), highlight=False, markup=False)
+        show(line, wrap=True)
     show(f"Figure: {path}")
     return 0

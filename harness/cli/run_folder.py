@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
-from harness.cli.arguments import NoUserCode, RunArgument, away_from_current_folder, command, show
+from harness.cli.arguments import NoUserCode, RunArgument, away_from_current_folder, command, show, show_table
 from harness.errors import ExportError, PredictionError, RunFolderError
 from harness.system.uri import is_uri
 
@@ -129,14 +128,12 @@ def predict_command(
         prediction_table,
         refusals,
     )
-    from harness.run.console import rich_table
 
     cost = results.experiment.cost
     price, currency = price or (cost.per_device_hour if cost else None), cost.currency if cost else ""
     for _, family in table.groupby("family_id", sort=False):
         content = prediction_table(family, narrow=True, price=price, currency=currency)
-        if content.rows:
-            Console().print(rich_table(content, family_label(rows_of(family)[0])), "")
+        show_table(content, family_label(rows_of(family)[0]))
     for reason in [*disagreements(table), *refusals(table), *measured_alone(table, asked.devices)]:
         show(reason)
     if output is None:
@@ -166,7 +163,6 @@ def decide_command(
     from harness.analysis.time_to_target import decision
     from harness.cli.arguments import parse_target, parse_time
     from harness.report.decide import NEEDS_PRICE, PILOT, Wish, decision_lines, decision_table, pilot, write_decision
-    from harness.run.console import rich_table
     from harness.system.files import remove_all, replace_text
 
     for option, given in (("--nodes", nodes), ("--links", links), ("--between-nodes", between_nodes)):
@@ -185,9 +181,7 @@ def decide_command(
     table, works = decision(results, wanted, asked, price, _read_links(links, results))
     shown = f"{wanted.metric} {'>=' if wanted.at_least is not None else '<='} "
     shown += f"{wanted.at_least if wanted.at_least is not None else wanted.at_most:g}"
-    content = decision_table(table, wish)
-    if content.rows:
-        Console().print(rich_table(content, f"Time and price to {shown}"), "")
+    show_table(decision_table(table, wish), f"Time and price to {shown}")
     for line in decision_lines(table, works, wish):
         show(line)
     files = write_decision(results.folder.figures, table, wish)

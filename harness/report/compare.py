@@ -18,7 +18,6 @@ from harness.report.tables.ratios import ratio
 from harness.report.tables.scaling import METRICS
 from harness.report.tables.text import (
     NO_BREAK,
-    Column,
     TextTable,
     decimal,
     first_of,
@@ -213,7 +212,7 @@ def cell_table(comparison: Comparison) -> TextTable:
         return with_ends(ratio, row.speedup_ratio, row.speedup_low, row.speedup_high)
 
     columns = (
-        *_letters(comparison),
+        ("run", lambda row: row.run if len(comparison.runs) > 2 else "", words),
         ("cell", comparison.labels.of, words),
         ("compared by", "by", words),
         (f"A ({unit})", "first_throughput_per_s", speed),
@@ -224,11 +223,6 @@ def cell_table(comparison: Comparison) -> TextTable:
         ("reason", "reason", words),
     )
     return make_table(columns, rows_of(comparison.cells), kind)
-
-
-def _letters(comparison: Comparison) -> tuple[Column, ...]:
-    """Return the column of the later run's letter, if there are several later runs."""
-    return (("run", "run", words),) if len(comparison.runs) > 2 else ()
 
 
 def change(row: Row) -> str:
@@ -255,7 +249,7 @@ def gate_table(comparison: Comparison) -> TextTable:
         return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
     columns = (
-        *_letters(comparison),
+        ("run", lambda row: row.run if len(comparison.runs) > 2 else "", words),
         ("cell", comparison.labels.of, words),
         ("fails if", "condition", words),
         ("ratio", "ratio", ratio),

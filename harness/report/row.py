@@ -25,6 +25,11 @@ def is_true(value: Scalar) -> bool:
     return not is_missing(value) and bool(value)
 
 
+def words(value: Scalar) -> str:
+    """Return text, empty if the value is missing."""
+    return "" if is_missing(value) else str(value)
+
+
 def number(value: Scalar) -> float:
     """Return a number of a row; NaN if it is missing. Raises TypeError if it is text."""
     if isinstance(value, str):
@@ -58,7 +63,7 @@ def settings(frame: pd.DataFrame, *, batch: bool = True, own: bool = False) -> p
     ``batch``: whether it names the batch, ``own``: whether it names the options that only its strategy can have.
     """
     texts = [
-        joined(_text(row, "setting") if batch else setting_without_batch(row), own_options(row) if own else "")
+        joined(words(row.get("setting")) if batch else setting_without_batch(row), own_options(row) if own else "")
         for row in rows_of(frame)
     ]
     return pd.Series(texts, index=frame.index, dtype="str")
@@ -112,7 +117,7 @@ def cell_label(row: Row) -> str:
 
 def own_options(row: Row) -> str:
     """Return the options of its strategy alone that vary in the run, 'bucket_cap_mb=25'; empty if there are none."""
-    return _text(row, "own_options")
+    return words(row.get("own_options"))
 
 
 def check_label(row: Row) -> str:
@@ -127,12 +132,7 @@ def setting_without_batch(row: Row) -> str:
 
 def setting_without(row: Row, text: str) -> str:
     """Return the row's setting without one part of it."""
-    return SEPARATOR.join(part for part in _text(row, "setting").split(SEPARATOR) if part != text)
-
-
-def _text(row: Row, name: str) -> str:
-    value = row.get(name)
-    return "" if is_missing(value) else str(value)
+    return SEPARATOR.join(part for part in words(row.get("setting")).split(SEPARATOR) if part != text)
 
 
 def plural(count: int, noun: str) -> str:

@@ -16,6 +16,7 @@ import pandas as pd
 from harness.analysis.stats import ENDS
 from harness.plan.labels import devices_text
 from harness.report.row import Row, Scalar, is_missing, number, plural, shown_strategy
+from harness.report.row import words as words
 
 NO_BREAK = "\N{NO-BREAK SPACE}"
 LARGE_LOSS = 1e6
@@ -130,11 +131,6 @@ def make_table(
     table = TextTable(headings, tuple(lines), ordered, rest=rest)
     filled = [any(cell not in EMPTY for cell in cells) for cells in zip(*(line.cells for line in lines), strict=True)]
     return table.keep(filled) if lines else table
-
-
-def words(value: Scalar) -> str:
-    """Return text, empty if the value is missing."""
-    return "" if is_missing(value) else str(value)
 
 
 def flush_right(value: Scalar) -> str:
