@@ -121,13 +121,7 @@ def predict_command(
         )
     table = predict(results, asked, _read_links(links, results))
     from harness.report.row import rows_of
-    from harness.report.tables.prediction import (
-        disagreements,
-        family_label,
-        measured_alone,
-        prediction_table,
-        refusals,
-    )
+    from harness.report.tables.prediction import disagreements, family_label, measured_alone, prediction_table, refusals
 
     cost = results.experiment.cost
     price, currency = price or (cost.per_device_hour if cost else None), cost.currency if cost else ""

@@ -13,14 +13,7 @@ from harness.analysis.waterfall import PARTS, UNEQUAL_STEPS, Part
 from harness.config.axes import BATCHES, LATER, PLAIN_AXES, batch_axis
 from harness.config.experiment import Experiment
 from harness.config.sections import AUTO
-from harness.config.strategy_traits import (
-    BROADCAST,
-    BUILTIN_TRAITS,
-    COLLECTIVES,
-    EXCHANGE_CPU,
-    OWN_COLLECTIVES,
-    SPARSE,
-)
+from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES, SPARSE
 from harness.config.values import PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH

@@ -30,7 +30,7 @@ from harness.report.tables.preview import grade_line
 from harness.report.tables.ratios import main_axes, parity_table, versus_table
 from harness.report.tables.scaling import epoch_lines, scaling_by_setting
 from harness.report.tables.text import TextTable, counts, duration, speed
-from harness.report.tables.trust import belief_lines, finding_rows, summary_line
+from harness.report.tables.trust import FINDING_TEXTS, belief_lines, finding_rows, summary_line
 from harness.report.verdict import Verdict
 from harness.run import events
 from harness.run.plan_text import memory_lines, memory_table, plan_lines, plan_table
@@ -60,10 +60,9 @@ def finding_lines(findings: pd.DataFrame) -> list[Text]:
         severity = (f"{row.severity:<8}", SEVERITY_COLOURS[row.severity])
         head = Text.assemble(severity, f"{escape_control(row.check)}: ")
         lines += [Text(""), head.append(escape_control(row.where), style="bold")]
-        texts = {"place": row.place, "observed": row.seen, "meaning": row.means, "action": row.advice}
-        for title, text in texts.items():
-            if text:
-                lines.append(Text(f"  {title:<8}  {escape_control(str(text))}"))
+        for title, name in FINDING_TEXTS.items():
+            if row[name]:
+                lines.append(Text(f"  {title:<8}  {escape_control(str(row[name]))}"))
     return lines
 
 

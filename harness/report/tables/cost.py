@@ -8,19 +8,10 @@ from harness.analysis.waterfall import ROW_OF
 from harness.config.strategy_traits import ALL_REDUCE, COLLECTIVES, EXCHANGE_CPU, SPARSE
 from harness.plan.labels import devices_text
 from harness.report.row import Row, is_missing, rows_of
-from harness.report.tables.text import (
-    CELL,
-    TextTable,
-    decimal,
-    flush_right,
-    make_table,
-    milliseconds,
-    percent,
-    size,
-    words,
-)
+from harness.report.tables.text import CELL, TextTable, decimal, flush_right, make_table, percent, size, words
 
 share = decimal("{:.1f}", 100)
+milliseconds = decimal("{:.2f}", 1000)
 
 
 def compute_table(cells: pd.DataFrame) -> TextTable:

@@ -160,7 +160,6 @@ CELL: tuple[Column, ...] = (
 )
 """The columns that name a cell."""
 percent = decimal("{:.0f} %", 100)
-milliseconds = decimal("{:.2f}", 1000)
 
 
 @or_dash

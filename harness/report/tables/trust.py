@@ -36,6 +36,8 @@ OF_PROCESS = ("peak_memory_bytes", "peak_reserved_bytes", "build_peak_bytes", "e
 """The columns that on a CPU are of the whole process."""
 SEVERITIES = ("error", "warning", "note")
 SAID = ["check", "severity", "means", "advice"]
+FINDING_TEXTS = {"place": "place", "observed": "seen", "meaning": "means", "action": "advice"}
+"""What a finding says, with its column."""
 INTERVALS: Mapping[str, Callable[[Row], str]] = {
     "scaling": lambda row: row.label,
     "versus": lambda row: joined(pair_label(row), pair_setting(row)),
@@ -206,10 +208,7 @@ def findings_table(findings: pd.DataFrame) -> TextTable:
         ("severity", "severity", words),
         ("check", "check", words),
         ("where", "where", words),
-        ("place", "place", words),
-        ("observed", "seen", words),
-        ("meaning", "means", words),
-        ("action", "advice", words),
+        *((title, name, words) for title, name in FINDING_TEXTS.items()),
     )
     return make_table(columns, finding_rows(findings), lambda row: "base" if row.severity == "error" else "")
 
