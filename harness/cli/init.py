@@ -207,10 +207,9 @@ def _data(workload: str, data: str | None, folder: Path) -> list[str]:
 
 def _flow(value: object) -> str:
     """Return a value in the flow style of YAML, on one line."""
-    import yaml
+    from harness.config.yaml_source import dump
 
-    text: str = yaml.safe_dump(value, default_flow_style=True, width=10_000, sort_keys=False)
-    return text.strip()
+    return dump(value, flow=True, width=10_000).strip()
 
 
 def write_new(contents: Mapping[Path, str]) -> None:

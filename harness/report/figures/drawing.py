@@ -276,11 +276,10 @@ def strategy_legend(rows: pd.DataFrame, *, ideal: bool = False) -> list[Line2D]:
     entries = []
     for strategy in sorted(rows["strategy"].unique(), key=strategy_order):
         part = rows[rows["strategy"] == strategy]
-        marks = no_claims(part)
-        for apart in (False, True):
-            for first in rows_of(part[marks == apart][:1]):
-                label = shown_strategy(first) if apart else strategy
-                entries.append(Line2D([], [], **_look(strategy, apart), linestyle=":" if apart else "-", label=label))
+        for apart, group in part.groupby(no_claims(part)):
+            label = shown_strategy(rows_of(group[:1])[0]) if apart else strategy
+            look = _look(strategy, bool(apart))
+            entries.append(Line2D([], [], **look, linestyle=":" if apart else "-", label=label))
     return [*entries, Line2D([], [], color="0.45", linestyle="--", label="ideal")] if ideal else entries
 
 

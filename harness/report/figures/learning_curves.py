@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from harness.analysis.common import order
+from harness.analysis.common import KEYS, order
 from harness.analysis.results import Results
 from harness.config.script import CURVE_METRICS
 from harness.plan.labels import TAGS
@@ -34,7 +34,6 @@ from harness.report.row import rows_of, settings
 from harness.report.tables.scaling import metric_title
 from harness.report.tables.text import decimal, span
 
-TRIAL, PLACE = ["trial_id", "attempt"], ["strategy", "devices"]
 MOST_POINTS = 500
 """The most steps of a training that are drawn: about as many as a panel has pixels."""
 QUANTITIES = {"loss": "training loss", "learning_rate": "learning rate"}
@@ -48,8 +47,8 @@ def _trainings(results: Results, values: pd.DataFrame) -> tuple[pd.DataFrame, pd
     """Return the trainings, and their rows of ``values`` with cell, strategy, devices, tags and ``setting``."""
     done = results.trials["outcome"].isin(["ok", "diverged"])
     trials = results.trials[(results.trials["kind"] == "convergence") & done]
-    named = trials[[*TRIAL, "cell_id", "strategy", "devices", *TAGS]].assign(setting=settings(trials))
-    return trials, values.merge(named, on=TRIAL, validate="many_to_one")
+    named = trials[[*KEYS, "cell_id", "strategy", "devices", *TAGS]].assign(setting=settings(trials))
+    return trials, values.merge(named, on=KEYS, validate="many_to_one")
 
 
 def _settings_in_order(trials: pd.DataFrame, drawn: pd.DataFrame) -> list[str]:
@@ -63,8 +62,8 @@ def losses_by_step(results: Results) -> Drawing:
     """Draw the loss and the learning rate of the steps of each training, one line a seed, one row a setting."""
     title = "Training loss and learning rate, step by step"
     trials, merged = _trainings(results, results.training_steps)
-    steps = merged.sort_values([*TRIAL, "step"], kind="stable")
-    by_training = steps.groupby(TRIAL)["step"]
+    steps = merged.sort_values([*KEYS, "step"], kind="stable")
+    by_training = steps.groupby(KEYS)["step"]
     place, total = by_training.cumcount(), by_training.transform("size")
     drawn = steps[(place % np.ceil(total / MOST_POINTS) == 0) | (place == total - 1)]  # evenly spaced, and the last
     if drawn.empty:
@@ -76,7 +75,7 @@ def losses_by_step(results: Results) -> Drawing:
             _set_values(axes, drawn[name])  # the same in every row
             linear_values(axes, "x")
             shown = drawn[(drawn["setting"] == setting) & np.isfinite(drawn[name].astype(float))]
-            draw_lines(axes, shown, "step", name, TRIAL, marked=False)
+            draw_lines(axes, shown, "step", name, KEYS, marked=False)
             axes.set_xlabel("step" if line is grid[-1] else "")
             axes.set_ylabel(label)
             add_title(axes, setting if len(names) > 1 else "")
@@ -146,7 +145,7 @@ def learning_curves(results: Results) -> Drawing:
         if len(names) > 1:
             add_title(line[0], name, "left")
     add_legend(figure, strategy_legend(epochs))
-    trained, others = (captions.cells(rows.sort_values(PLACE)) for rows in (trials, differing))
+    trained, others = (captions.cells(rows.sort_values(["strategy", "devices"])) for rows in (trials, differing))
     seeds = trials.groupby("cell_id")["seed"].nunique()
     batches = ", ".join(map(str, sorted(trials["global_batch_size"].dropna().astype(int).unique())))
     over = f"Median of {span(str, seeds)} seeds, bands from the lowest to the highest" if seeds.max() > 1 else "1 seed"

@@ -9,7 +9,7 @@ from statistics import median
 
 import pandas as pd
 
-from harness.analysis.common import grouped, is_no_claim
+from harness.analysis.common import KEYS, grouped, is_no_claim
 from harness.analysis.doubts import LOUD
 from harness.analysis.stats import SIGNIFICANCE, word
 from harness.config.script import CURVE_METRICS, REPORTED
@@ -63,7 +63,6 @@ VALUES = ("train_loss", "val_loss", "time_to_target_s", "samples_to_target")
 MOST_EPOCHS = 20
 """The most epochs of a training that are shown."""
 MOST_ROWS = 200
-TRIAL = ["trial_id", "attempt"]
 SETS = {"train": "training", "val": "validation"}
 LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 two_digits = decimal("{:.2f}")
@@ -281,8 +280,8 @@ def missing_table(missing: pd.DataFrame, most: int = 50) -> TextTable:
 
 def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
     """Return the epochs of each training: losses, metrics and learning rate, and the samples of the training set."""
-    own = [name for name in trials.columns if name in TRIAL or name not in epochs.columns]
-    merged = epochs.merge(trials.loc[trials["kind"] == "convergence", own], on=TRIAL, validate="many_to_one")
+    own = [name for name in trials.columns if name in KEYS or name not in epochs.columns]
+    merged = epochs.merge(trials.loc[trials["kind"] == "convergence", own], on=KEYS, validate="many_to_one")
     columns: tuple[Column, ...] = (
         ("strategy", cell_label, words),
         ("setting", training_setting, words),
@@ -293,7 +292,7 @@ def epochs_table(epochs: pd.DataFrame, trials: pd.DataFrame) -> TextTable:
         ("learning rate", "learning_rate", rate),
         ("training samples", "training_samples", decimal("{:,.0f}")),
     )
-    rows = [row for _, group in merged.groupby(TRIAL, sort=False) for row in _some(rows_of(group.sort_values("epoch")))]
+    rows = [row for _, group in merged.groupby(KEYS, sort=False) for row in _some(rows_of(group.sort_values("epoch")))]
     return make_table(columns, rows, most=MOST_ROWS, every="epochs.parquet")
 
 

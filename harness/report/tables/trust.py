@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import pandas as pd
 
-from harness.analysis.common import grouped
+from harness.analysis.common import KEYS, grouped
 from harness.analysis.doubts import doubt_of, kind_of, plain_doubt, timed, usual_doubts
 from harness.analysis.stats import LEAST_BLOCKS
 from harness.plan.labels import joined
@@ -149,8 +149,8 @@ def memory_table(cells: pd.DataFrame, ranks: pd.DataFrame, trials: pd.DataFrame)
         ("rest", rest, size),
         ("construction", "build_peak_bytes", size),
     )
-    keys = trials[trials["kind"] == "throughput"][["trial_id", "attempt", "cell_id"]]
-    merged = ranks.merge(keys, on=["trial_id", "attempt"], how="inner").dropna(subset=["peak_memory_bytes"])
+    keys = trials[trials["kind"] == "throughput"][[*KEYS, "cell_id"]]
+    merged = ranks.merge(keys, on=KEYS).dropna(subset=["peak_memory_bytes"])
     fullest = merged.sort_values("peak_memory_bytes").drop_duplicates("cell_id", keep="last")
     known = fullest.dropna(subset=["parameter_bytes"])[[*OF_RANK, *PARTS]]
     construction = merged.groupby("cell_id", as_index=False)["build_peak_bytes"].max()
