@@ -43,7 +43,7 @@ def step_rows(
             continue
         group = cells.get(row.cell_id, [])
         pair = paired(group, cells.get(improved_id, []))
-        ratio = ratio_row(pair, speeds, None, checked, group) if pair else columns_of(row, *AXES)
+        ratio = ratio_row(pair, speeds, checked, group) if pair else columns_of(row, *AXES)
         reason = _reason(row, pair, confirms=step == CONFIRMATION and finished)
         if reason or ratio.get("ratio"):
             named: Values = {"improved_id": improved_id, "step": step, "wall_s": wall_s}
@@ -58,7 +58,7 @@ def _reason(row: Row, pair: Paired, *, confirms: bool) -> str | None:
     """Return why a setting has no ratio, or is not confirmed; None if it has one, or its trial was not made."""
     if pair.apart:
         return pair.apart
-    blocks = len(pair.speeds)
+    blocks = len(pair.pairs)
     if confirms and blocks < CONFIRMING_BLOCKS:  # no further call measures more
         return f"measured in {blocks} of {CONFIRMING_BLOCKS} blocks, its other trials failed"
     return None if pair or row.outcome in ("ok", "skipped") else str(row.reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from operator import itemgetter
 
@@ -50,12 +50,10 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
     waits: dict[str, Values] = {}
     for cell_id, blocks in known.groupby("cell_id"):
         shares = (blocks["waited_s"] / blocks["whole_s"]).astype(float)
-        in_pilot = shares[blocks["block"] < (pilot or 0)].tolist()
-        estimate = mean_interval(shares.tolist(), pilot=in_pilot or None)
+        estimate = mean_interval(shares.tolist(), pilot=int((blocks["block"] < (pilot or 0)).sum()))
         low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (estimate.low, estimate.high))
-        ends = {**estimate.around(), "low": low, "high": high}
-        of_cell = {f"waits_{end}": value for end, value in ends.items()}
-        waits[str(cell_id)] = {"waits": estimate.value, "blocks": estimate.n, **of_cell}
+        ends = replace(estimate, low=low, high=high).around("waits")
+        waits[str(cell_id)] = {"waits": estimate.value, "blocks": estimate.n, **ends}
     return PHASES.frame({**row, **waits.get(str(row["cell_id"]), {})} for row in _by_cell(trials, windows, NAMES))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -59,92 +59,88 @@ PAIR_COLUMNS = ("cell_id", "block", "invocation", "environment", "device_model",
 
 @dataclass(frozen=True)
 class Paired:
-    """The throughputs of two cells in the blocks that have both.
+    """The trials of two cells in the blocks that have both, in the order of the blocks.
 
-    ``pilot``: which blocks were the pilot of the rule that set their number; None without a rule. ``invocations``: that
-    of each block. ``apart``: the reason that there is no ratio, if every pair of trials ran on different hardware or in
-    different environments. ``significance``: of the interval.
+    ``rule``: the one that set the number of blocks, if any. ``apart``: the reason that there is no ratio, if every pair
+    of trials ran on different hardware or in different environments.
     """
 
-    speeds: Sequence[float]
-    others: Sequence[float]
-    pilot: Sequence[bool] | None
-    invocations: Sequence[int] = ()
-    apart: str | None = None
-    significance: float = SIGNIFICANCE
+    pairs: Sequence[tuple[Row, Row]]
+    rule: Rule | None
+    apart: str | None
 
     def __bool__(self) -> bool:
         """Whether a block has both cells."""
-        return bool(self.speeds)
+        return bool(self.pairs)
+
+    @cached_property
+    def throughputs(self) -> tuple[list[float], list[float]]:
+        """The throughputs of the first cell, and of the second, by block."""
+        speeds, others = ([float(pair[at].throughput_per_s) for pair in self.pairs] for at in (0, 1))
+        return speeds, others
+
+    @cached_property
+    def pilot(self) -> int:
+        """The number of blocks from which a BlockRule decided how many there are; 0 without one."""
+        return sum(one.block < self.rule.at_least for one, _ in self.pairs) if isinstance(self.rule, BlockRule) else 0
 
     @cached_property
     def ratios(self) -> list[float]:
         """The ratio of each block; empty if the trials ran apart."""
-        return [] if self.apart else [speed / other for speed, other in zip(self.speeds, self.others, strict=True)]
+        return [] if self.apart else [speed / other for speed, other in zip(*self.throughputs, strict=True)]
 
     @cached_property
     def ratio(self) -> Estimate | None:
         """The mean ratio with its interval; None without a ratio. What both share in a block, a slow hour, cancels."""
-        if not self.ratios:
-            return None
-        return geometric_mean(self.ratios, pilot=self.in_pilot(self.ratios), significance=self.significance)
+        significance = LOOKS_SIGNIFICANCE if self.rule == "decide" else SIGNIFICANCE
+        return geometric_mean(self.ratios, pilot=self.pilot, significance=significance) if self.ratios else None
 
     @property
     def p_value(self) -> float | None:
         """The p-value of the hypothesis that both cells are equally fast; None with too few blocks."""
-        return ratio_p_value(self.ratios, pilot=self.in_pilot(self.ratios)) if self.ratios else None
+        return ratio_p_value(self.ratios, pilot=self.pilot)
 
-    @cached_property
+    @property
     def disagreement(self) -> tuple[float, float] | None:
         """The mean ratio of the first invocation and that of the later ones, if they differ at SIGNIFICANCE.
 
         By a two-sided t test with the deviation that both share; None with fewer than two blocks of either.
         """
-        first = [r for r, number in zip(self.ratios, self.invocations, strict=True) if number == self.invocations[0]]
-        later = [r for r, number in zip(self.ratios, self.invocations, strict=True) if number != self.invocations[0]]
-        if min(len(first), len(later)) < 2:
+        is_first = [one.invocation == self.pairs[0][0].invocation for one, _ in self.pairs]
+        known = [*zip(map(math.log, self.ratios), is_first, strict=True)]
+        logs = [[log for log, of_first in known if of_first == wanted] for wanted in (True, False)]
+        if min(map(len, logs)) < 2:
             return None
-        logs = [[math.log(ratio) for ratio in ratios] for ratios in (first, later)]
         spread, freedom = pooled_deviation(logs)
         means = [sum(each) / len(each) for each in logs]
-        differ = p_value(means[1] - means[0], spread * math.sqrt(1 / len(first) + 1 / len(later)), freedom)
+        differ = p_value(means[1] - means[0], spread * math.sqrt(sum(1 / len(each) for each in logs)), freedom)
         return (math.exp(means[0]), math.exp(means[1])) if differ <= SIGNIFICANCE else None
 
-    def in_pilot(self, values: Sequence[float]) -> list[float] | None:
-        """Return the values of the pilot's blocks, of one value a block; None without a rule."""
-        return [value for value, is_first in zip(values, self.pilot, strict=True) if is_first] if self.pilot else None
-
-    def columns(self, rule: Rule | None) -> Values:
+    def columns(self) -> Values:
         """Return the columns of the ratio, missing without a ratio."""
         if self.ratio is None:
-            return {"blocks": len(self.speeds)}
+            return {"blocks": len(self.pairs)}
         low, high = self.ratio.low, self.ratio.high
         return {
             "ratio": self.ratio.value,
             **ends(self.ratio),
             "excludes_one": None if low is None or high is None else not low <= 1 <= high,
             "p_value": self.p_value,
-            "precise": meets(self.ratio, rule),
+            "precise": meets(self.ratio, self.rule),
         }
 
 
 def paired(group: Rows, other: Rows, rule: Rule | None = None) -> Paired:
-    """Return the throughputs of two cells, given their trials, in the blocks that have both.
+    """Return the trials of two cells in the blocks that both have.
 
-    Each block gives one pair: the last of trials of one invocation, or in a block that was cut in two of trials in
-    equal environments. Trials on different hardware form none; if there are no others, their throughputs are shown, and
+    The trials are those of one invocation, the last of them; or in a block that was cut in two those in equal
+    environments. Trials on different hardware form none; if there are no others, their throughputs are shown, and
     no ratio.
     """
-    pairs = _pairs(group, other)
-    apart = [] if pairs else _pairs(group, other, anywhere=True)
-    return Paired(
-        [float(row.throughput_per_s) for row, _ in pairs or apart],
-        [float(row.throughput_per_s) for _, row in pairs or apart],
-        [row.block < rule.at_least for row, _ in pairs or apart] if isinstance(rule, BlockRule) else None,
-        [int(row.invocation) for row, _ in pairs or apart],
-        _why_apart(apart, group, other) if apart else None,
-        LOOKS_SIGNIFICANCE if rule == "decide" else SIGNIFICANCE,
-    )
+    if pairs := _pairs(group, other):
+        return Paired(pairs, rule, None)
+    apart = _pairs(group, other, anywhere=True)
+    return Paired(apart, rule, _why_apart(apart, group, other) if apart else None)
 
 
 def _pairs(group: Rows, base: Rows, *, anywhere: bool = False) -> list[tuple[Row, Row]]:
@@ -215,15 +211,16 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         base = cells[bases[cell_id]]
         if not (pair := paired(group, base, rule)):
             continue
-        speed = geometric_mean(pair.speeds, pilot=pair.in_pilot(pair.speeds))
+        speeds, others = pair.throughputs
+        speed = geometric_mean(speeds, pilot=pair.pilot)
         row = {
             **columns_of(group[0], *AXES),
             "base_id": bases[cell_id],
             "base_strategy": base[0].strategy,
             "base_devices": base[0].devices,
             "throughput_per_s": speed.value,
-            **_prefixed("throughput", speed.around()),
-            "base_throughput_per_s": geometric_mean(pair.others).value,
+            **speed.around("throughput"),
+            "base_throughput_per_s": geometric_mean(others).value,
             "blocks": speed.n,
             **_claim(pair, checked, group),
             "doubts": _doubts_of(group, base, "base"),
@@ -232,8 +229,7 @@ def scaling(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | 
         if ratio := pair.ratio:
             devices = float(group[0].devices) / float(base[0].devices)
             row |= {"speedup": ratio.value, **ends(ratio), "p_value": pair.p_value}
-            row["efficiency"] = ratio.value / devices
-            row |= _prefixed("efficiency", ratio.around(1 / devices))
+            row |= {"efficiency": ratio.value / devices, **ratio.around("efficiency", 1 / devices)}
             row["precise"] = meets(speed if base is group else ratio, rule)
         rows.append(row)
     compared = {row["base_id"] for row in rows if row["cell_id"] != row["base_id"]}
@@ -251,10 +247,6 @@ def _doubts_of(group: Rows, other: Rows, role: str) -> tuple[CountedDoubt, ...]:
     return tally(group) + (() if group[0].cell_id == other[0].cell_id else tally(other, role))
 
 
-def _prefixed(name: str, ends: Mapping[str, float | None]) -> Values:
-    return {f"{name}_{end}": value for end, value in ends.items()}
-
-
 def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     """Return the A/A test: the twin of each base, the same cell in other processes, against it.
 
@@ -267,20 +259,17 @@ def noise(trials: pd.DataFrame, rule: Rule | None = None) -> pd.DataFrame:
     for cell_id, twin in twins.items():
         if pair := paired(twin, bases.get(cell_id, []), rule):
             base = bases[cell_id]
-            row = ratio_row(pair, ("twin_throughput_per_s", "throughput_per_s"), rule, None, twin, base)
+            row = ratio_row(pair, ("twin_throughput_per_s", "throughput_per_s"), None, twin, base)
             rows.append({**row, "doubts": tally(twin, "twin") + tally(base, "base")})
     return NOISE.frame(sorted(rows, key=order))
 
 
-def ratio_row(
-    pair: Paired, names: tuple[str, str], rule: Rule | None, checked: Verdicts | None, *cells: Rows
-) -> Values:
+def ratio_row(pair: Paired, names: tuple[str, str], checked: Verdicts | None, *cells: Rows) -> Values:
     """Return the columns of the ratio of two cells, with the mean throughput of each in a column of ``names``."""
-    speeds = zip(names, (pair.speeds, pair.others), strict=True)
     return {
         **columns_of(cells[0][0], *AXES),
-        **{name: geometric_mean(of_cell).value for name, of_cell in speeds},
-        **pair.columns(rule),
+        **{name: geometric_mean(of_cell).value for name, of_cell in zip(names, pair.throughputs, strict=True)},
+        **pair.columns(),
         **_claim(pair, checked, *cells),
     }
 
@@ -294,7 +283,7 @@ def parity(trials: pd.DataFrame, rule: Rule | None = None, checked: Verdicts | N
     for group in cells.values():
         control = controls.get(group[0].launchers_id, [])
         if group[0].launcher == "ray" and (pair := paired(group, control, rule)):
-            row = ratio_row(pair, ("throughput_per_s", "control_throughput_per_s"), rule, checked, group, control)
+            row = ratio_row(pair, ("throughput_per_s", "control_throughput_per_s"), checked, group, control)
             doubts = _doubts_of(group, control, "torchrun")
             rows.append({**row, "control_id": control[0].cell_id, "doubts": doubts})
     return PARITY.frame(sorted(rows, key=order))
@@ -338,7 +327,7 @@ def versus(
         if pair := paired(group, other, own_rule):
             rows.append(
                 {
-                    **ratio_row(pair, ("throughput_per_s", "other_throughput_per_s"), own_rule, checked, group, other),
+                    **ratio_row(pair, ("throughput_per_s", "other_throughput_per_s"), checked, group, other),
                     **{tag: any(is_no_claim({tag: getattr(one[0], tag)}) for one in (group, other)) for tag in TAGS},
                     **{f"other_{column}": getattr(other[0], column) for column in ("label", "strategy")},
                     "other_id": other[0].cell_id,
@@ -397,6 +386,6 @@ def _group(cells: Sequence[Rows], rule: Rule | None, significance: float) -> lis
         ratio = {"ratio": pair.ratio.value, **ends(pair.ratio)} if pair.ratio else {}
         tested = {**({"ratio": 1.0} if at == leader else ratio), "p_value": p_values[at], "tied": tied[at]}
         named = {**columns_of(cell[0], *AXES), "leader_id": cells[leader][0].cell_id, "settings": len(cells)}
-        of_speed = {"throughput_per_s": speed.value, **_prefixed("throughput", speed.around())}
+        of_speed = {"throughput_per_s": speed.value, **speed.around("throughput")}
         rows.append({**named, **of_speed, "blocks": len(pair.ratios), **tested})
     return rows

@@ -37,10 +37,13 @@ class Estimate:
     least: float
     most: float
 
-    def around(self, factor: float = 1.0, shift: float = 0.0) -> dict[str, float | None]:
-        """Return the ends of the interval and of the range by name, each times ``factor`` plus ``shift``."""
-        ends = {end: getattr(self, end) for end in ENDS}
-        return {end: None if value is None else factor * value + shift for end, value in ends.items()}
+    def around(self, name: str = "", factor: float = 1.0, shift: float = 0.0) -> dict[str, float | None]:
+        """Return the ends of the interval and of the range by their columns, each times ``factor`` plus ``shift``.
+
+        ``name``: of the value, with which the names of the columns begin; '' for the one value of a row.
+        """
+        ends = {f"{name}_{end}" if name else end: getattr(self, end) for end in ENDS}
+        return {column: None if value is None else factor * value + shift for column, value in ends.items()}
 
     @property
     def halfwidth(self) -> float | None:
@@ -48,30 +51,25 @@ class Estimate:
         return None if self.high is None else self.high / self.value - 1.0
 
 
-def geometric_mean(
-    values: Sequence[float], *, pilot: Sequence[float] | None = None, significance: float = SIGNIFICANCE
-) -> Estimate:
+def geometric_mean(values: Sequence[float], *, pilot: int = 0, significance: float = SIGNIFICANCE) -> Estimate:
     """Return the geometric mean of positive values, with a t interval on their logarithms.
 
-    For throughputs of blocks, or ratios paired by block. ``pilot``: the values that determined the number of
-    blocks; the interval then uses their standard deviation and degrees of freedom (Stein 1945, Ann. Math.
+    For throughputs of blocks, or ratios paired by block. ``pilot``: how many of the first values determined
+    the number of blocks; the interval then uses their standard deviation and degrees of freedom (Stein 1945, Ann. Math.
     Statist. 16(3)). Raises ValueError if there is no value, or one that is not positive.
     """
     if not values or min(values) <= 0:
         raise ValueError(f"needs positive values, got {list(values)}")
-    logs, first = ([math.log(value) for value in each] for each in (values, pilot or ()))
-    of_logs = mean_interval(logs, pilot=first, significance=significance)
+    of_logs = mean_interval([math.log(value) for value in values], pilot=pilot, significance=significance)
     low, high = (None if end is None else math.exp(end) for end in (of_logs.low, of_logs.high))
     return Estimate(math.exp(of_logs.value), low, high, len(values), min(values), max(values))
 
 
-def mean_interval(
-    values: Sequence[float], *, pilot: Sequence[float] | None = None, significance: float = SIGNIFICANCE
-) -> Estimate:
+def mean_interval(values: Sequence[float], *, pilot: int = 0, significance: float = SIGNIFICANCE) -> Estimate:
     """Return the mean of values of any sign, with a t interval. ``pilot``: see geometric_mean."""
     n = len(values)
     mean = sum(values) / n
-    first = pilot if pilot and len(pilot) > 1 else values
+    first = values[:pilot] if pilot > 1 else values
     if n < LEAST_BLOCKS:
         return Estimate(mean, None, None, n, min(values), max(values))
     half = _t(len(first) - 1, significance) * deviation(first) / math.sqrt(n)
@@ -158,13 +156,13 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def ratio_p_value(ratios: Sequence[float], *, pilot: Sequence[float] | None = None) -> float | None:
+def ratio_p_value(ratios: Sequence[float], *, pilot: int = 0) -> float | None:
     """Return the p-value of a two-sided t test that the mean logarithm is 0; None below 3 values.
 
     At most 0.05 if and only if the interval of ``geometric_mean`` at 95 % excludes 1. ``pilot``: see geometric_mean.
     """
     logs = [math.log(ratio) for ratio in ratios]
-    first = [math.log(ratio) for ratio in pilot] if pilot and len(pilot) > 1 else logs
+    first = logs[:pilot] if pilot > 1 else logs
     if len(logs) < LEAST_BLOCKS:
         return None
     return p_value(sum(logs) / len(logs), deviation(first) / math.sqrt(len(logs)), len(first) - 1)

@@ -150,8 +150,8 @@ def cells(
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
-        first_blocks = [float(row.throughput_per_s) for row in group if pilot and row.block < pilot]
-        speed = geometric_mean([float(row.throughput_per_s) for row in group], pilot=first_blocks or None)
+        in_pilot = sum(row.block < (pilot or 0) for row in group)
+        speed = geometric_mean([float(row.throughput_per_s) for row in group], pilot=in_pilot)
         rows.append(
             {
                 **columns_of(first, "cell_id", "added", "parameters", "unit", *DESCRIPTION),

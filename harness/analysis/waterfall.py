@@ -361,10 +361,9 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
         seconds = {block: loss.bars[part] for block, loss in losses.items() if part in loss.bars}
         if not seconds:
             continue
-        in_pilot = [value for block, value in seconds.items() if pilot and block < pilot]
-        estimate = mean_interval(list(seconds.values()), pilot=in_pilot or None)
+        estimate = mean_interval(list(seconds.values()), pilot=sum(block < (pilot or 0) for block in seconds))
         share = left if part == "rest" else estimate.value * per_second  # its share by its seconds is the same
-        interval = estimate.around(per_second, share - per_second * estimate.value)
+        interval = estimate.around("", per_second, share - per_second * estimate.value)
         of_part = {"position": position, "part": part, "part_s": estimate.value, "blocks": estimate.n}
         rows.append({**named, **of_part, "share": share, **interval})
         left -= share

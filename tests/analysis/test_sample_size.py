@@ -120,7 +120,7 @@ def test_every_ratio_is_within_the_halfwidth_in_simulated_studies(make_experimen
         for first, second in (("dp2", "single1"), ("ddp2", "single1"), ("ddp2", "dp2")):
             n = min(needed[cells[first]], needed[cells[second]], rule.at_most)
             ratios = [speeds[block][first] / speeds[block][second] for block in range(n)]
-            ratio = geometric_mean(ratios, pilot=ratios[: rule.at_least])
+            ratio = geometric_mean(ratios, pilot=rule.at_least)
             assert n == rule.at_most or (ratio.halfwidth or 0.0) <= rule.halfwidth
 
 

@@ -88,7 +88,7 @@ def covers(noise: Noise, blocks: int, two_stage: bool, random: np.random.Generat
         pilot = (speeds[:blocks] / bases[:blocks]).tolist()
         n = min(most, stats.stein_blocks(pilot, HALFWIDTH))
     ratios = (speeds[:n] / bases[:n]).tolist()
-    estimate = geometric_mean(ratios, pilot=ratios[:blocks] if two_stage else None)
+    estimate = geometric_mean(ratios, pilot=blocks if two_stage else 0)
     assert estimate.low is not None and estimate.high is not None
     return estimate.low <= TRUTH <= estimate.high
 
