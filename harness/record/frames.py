@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -60,16 +59,11 @@ def in_parquet(table: Table, columns: Columns) -> pa.Buffer:
 
     Without dictionaries and statistics: the files are small, written between trials and read whole.
     """
-    types = _types(table)
-    arrays = {name: pa.array(values, type=types.get(name)) for name, values in columns.items()}
+    dtypes = table.dtypes
+    arrays = {name: pa.array(values, type=ARROW.get(dtypes.get(name, ""))) for name, values in columns.items()}
     file = pa.BufferOutputStream()
     pq.write_table(pa.table(arrays), file, use_dictionary=False, write_statistics=False, store_schema=False)
     return file.getvalue()
-
-
-@cache
-def _types(table: Table) -> dict[str, pa.DataType]:
-    return {column.name: ARROW[column.dtype] for column in table.columns}
 
 
 def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
@@ -80,8 +74,7 @@ def gather(table: Table, parts: Sequence[Part]) -> pd.DataFrame:
     if not parts:
         return table.frame([])
     rows, counts = _joined(table, [path for _, _, path in parts])
-    dtypes = {column.name: column.dtype for column in table.columns}
-    columns: dict[str, object] = {}
+    dtypes, columns = table.dtypes, dict[str, object]()
     for name in rows.column_names:
         values = rows.column(name)
         rows = rows.drop_columns([name])
@@ -103,7 +96,7 @@ def _column(values: pa.ChunkedArray, dtype: str | None) -> object:
 
 def read_frame(path: Path, table: Table) -> pd.DataFrame:
     """Return a compacted file as a frame of the table; raises RunFolderError."""
-    rows, dtypes = read_table(path, table), {column.name: column.dtype for column in table.columns}
+    rows, dtypes = read_table(path, table), table.dtypes
     columns = {name: _column(rows.column(name), dtypes.get(name)) for name in rows.column_names}
     return table.typed(pd.DataFrame(columns, copy=False))
 
@@ -152,7 +145,7 @@ def _check_columns(schema: pa.Schema, table: Table) -> None:
     first = table.columns[2].name  # the first after trial_id and attempt, which files in raw/ lack
     if first not in schema.names:
         raise ValueError(f"column {first!r} is missing: not the table {table.name}")
-    dtypes = {column.name: column.dtype for column in table.columns}
+    dtypes = table.dtypes
     for field in schema:
         allowed = [_ARROW[dtypes[field.name]]] if field.name in dtypes else list(_ARROW.values())
         if not pa.types.is_null(field.type) and not any(is_kind(field.type) for is_kind in allowed):

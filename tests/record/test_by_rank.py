@@ -1,4 +1,4 @@
-"""The rows of a trial of many ranks, which are kept by column."""
+"""The rows of a trial of many ranks, which are kept as bytes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ROWS: list[dict[str, Any]] = [
 ]
 
 
-def test_rows_by_column_are_the_same_rows() -> None:
+def test_rows_kept_as_bytes_are_the_same_rows() -> None:
     kept = Rows(ROWS)
     assert [*kept] == ROWS and kept == ROWS and len(kept) == 3 and kept != ROWS[:2]
     assert (kept[1], kept[-1], kept[1:]) == (ROWS[1], ROWS[2], ROWS[1:])

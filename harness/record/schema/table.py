@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections.abc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -44,20 +44,19 @@ class Table:
     def names(self) -> list[str]:
         return [column.name for column in self.columns]
 
+    @property
+    def dtypes(self) -> dict[str, DType]:
+        """The type of each column by its name."""
+        return {column.name: column.dtype for column in self.columns}
+
     def frame(self, rows: Iterable[Mapping[str, object]]) -> pd.DataFrame:
         """Return a typed frame of these rows, with <NA> for missing values; columns unknown to the table come last."""
-        given = list(rows)
-        return self.typed(pd.DataFrame(given)) if given else self._empty.copy()
-
-    @cached_property
-    def _empty(self) -> pd.DataFrame:
-        return self.typed(pd.DataFrame())
+        return self.typed(pd.DataFrame([*rows]))
 
     def typed(self, frame: pd.DataFrame) -> pd.DataFrame:
         """Return the frame with every column of the table, in its order and type; further columns come last."""
         given = {str(name): column for name, column in frame.items()}
-        missing = {name: empty.take(np.full(len(frame), -1), allow_fill=True) for name, empty in _EMPTY.items()}
-        columns = {column.name: _typed(given.pop(column.name, None), column, missing) for column in self.columns}
+        columns = {column.name: _typed(given.pop(column.name, None), column, frame.index) for column in self.columns}
         # no copy: millions of steps are held in memory once; pandas copies on write
         return pd.DataFrame({**columns, **given}, index=frame.index, copy=False)
 
@@ -88,20 +87,17 @@ def floats(values: Iterable[float | NAType | None]) -> FloatingArray:
 
 
 def _typed(
-    given: pd.Series[Any] | None, column: Column, missing: Mapping[DType, ExtensionArray]
+    given: pd.Series[Any] | None, column: Column, index: pd.Index[Any]
 ) -> pd.Series[Any] | ExtensionArray | npt.NDArray[np.object_]:
-    """Return a column in its type; a missing list is the empty one, a missing mapping None.
-
-    ``given``: None if the frame lacks it. ``missing``: a column of missing values of each type.
-    """
+    """Return a column in its type, None if the frame lacks it; a missing list is the empty one, a mapping None."""
     if column.dtype == "list" or column.dtype == "mapping":
         empty = () if column.dtype == "list" else None
-        values = [None] * len(missing["string"]) if given is None else given.array
+        values = [None] * len(index) if given is None else given.array
         kept = (value if isinstance(value, Mapping | tuple) else empty for value in values)
         return np.fromiter(kept, dtype=object, count=len(values))
     dtype = _DTYPES[column.dtype]
     if given is None:
-        return missing[column.dtype].copy()  # two columns of one frame must not share their values
+        return pd.Series(pd.NA, index=index, dtype=dtype)
     return given if given.dtype == dtype else given.array.astype(dtype)
 
 
@@ -111,7 +107,6 @@ _DTYPES: Mapping[DType, ExtensionDtype] = {
     "Float64": pd.Float64Dtype(),
     "boolean": pd.BooleanDtype(),
 }
-_EMPTY: Mapping[DType, ExtensionArray] = {name: pd.Series(dtype=dtype).array for name, dtype in _DTYPES.items()}
 
 
 _KINDS: Mapping[object, DType] = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}
