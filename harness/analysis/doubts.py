@@ -239,12 +239,6 @@ DOUBTS: Mapping[str, Doubt] = {
     ),
 }
 """Doubts in the order in which a trial lists them."""
-COLUMNS = (
-    *("trial_id", "attempt", "cell_id", "base_id", "family_id", "kind", "purpose", "block", "invocation", "outcome"),
-    *("environment", "devices", "inline", "throughput_per_s", "group_id", "steady", "skipped_updates", "wait_fraction"),
-    "evaluations",
-)
-"""Columns of trials that the doubts are found from."""
 LOUD = ("impossible efficiency", "waits for data", "other speed in epochs")
 """Doubts that stand beside an efficiency in words, and mark each cell that has them, however many have."""
 
@@ -259,8 +253,7 @@ def doubts(
     lines: Lines,
 ) -> pd.Series[Any]:
     """Return the names of each row's doubts in ``trials``, as a tuple."""
-    read = trials[[*COLUMNS]]
-    rows = rows_of(read)
+    rows = rows_of(trials)
     in_epochs = steps_in_epochs(trials, windows, epochs)
     dtypes = {(line["trial_id"], line["attempt"]): line["facts"].get("dtypes") for line in lines}
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
@@ -275,7 +268,7 @@ def doubts(
         row["signature"] = signatures.get((row.group_id, row.invocation))  # of its worker group's nodes and settings
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
-    bases = bases_of(by_cell(rows_of(measured(read))))
+    bases = bases_of(by_cell(rows_of(measured(trials))))
     found: list[tuple[str, ...]] = []
     for row in rows:
         names = []

@@ -129,7 +129,6 @@ class Durations:
         self._times: dict[Key, list[TrialTime]] = {}
         self._means: dict[Key, TrialTime] = {}
         self._starts: dict[str, list[float]] = {}
-        self._start_means: dict[str, float] = {}
 
     def add_line(self, line: AnyRow) -> None:
         """Add a recorded trial."""
@@ -147,9 +146,7 @@ class Durations:
 
     def add_start(self, placement: str, seconds: float) -> None:
         """Add the seconds that a worker group took outside of its trials; ``placement``: the group as text."""
-        every = self._starts.setdefault(placement, [])
-        every.append(seconds)
-        self._start_means[placement] = fmean(every)
+        self._starts.setdefault(placement, []).append(seconds)
 
     def trial(self, trial: Trial, plan: Plan, *, by_kind: bool) -> Expected:
         """Return the duration of a trial of a plan: the mean of its cell or, with ``by_kind``, else of its kind."""
@@ -165,10 +162,9 @@ class Durations:
 
     def start(self, group: WorkerGroup) -> Expected:
         """Return the seconds of a worker group outside of its trials: the mean of its placement, else of all."""
-        placement, means = str(group), self._start_means
-        if not means:
+        if not self._starts:
             return Expected(GROUP_START_S[group.launcher], False)
-        return Expected(means[placement] if placement in means else fmean(means.values()), True)
+        return Expected(fmean(self._starts.get(str(group)) or map(fmean, self._starts.values())), True)
 
 
 @dataclass(frozen=True)

@@ -77,7 +77,13 @@ class Verdict(NamedTuple):
     equivalence: Equivalence
     reason: str | None = None
 
+    @property
+    def excluded(self) -> str | None:
+        """The reason if its ratios are no claim."""
+        return self.reason if self.equivalence == "not equivalent" else None
 
+
+OF_CHECK: Mapping[bool | None, Equivalence] = {True: "equivalent", None: "unknown", False: "not equivalent"}
 Verdicts = Mapping[str, Verdict]
 """Verdicts by the cell id of the check, which a trial has as check_id."""
 NOT_RUN = Verdict("unknown", "unknown: the check has no result")
@@ -90,9 +96,7 @@ def verdicts(equivalence: pd.DataFrame, trials: pd.DataFrame) -> dict[str, Verdi
     """
     found = {str(row.cell_id): Verdict("connected") for row in _of_scripts(trials)}  # the worst follows
     for row in rows_of(equivalence):
-        name: Equivalence = "equivalent" if row.equivalent else "not equivalent"
-        name = "unknown" if row.equivalent is None else name
-        own = Verdict(name, row.reason)
+        own = Verdict(OF_CHECK[row.equivalent], row.reason)
         found[str(row.cell_id)] = _worst([found.get(str(row.cell_id), own), own])
     return found
 
@@ -107,8 +111,7 @@ def verdict_columns(found: Verdicts | None, check_ids: Iterable[str | None]) -> 
     if found is None or not planned:
         return {"equivalence": None, "excluded": None}
     worst = _worst([found.get(check_id, NOT_RUN) for check_id in planned])
-    excluded = worst.reason if worst.equivalence == "not equivalent" else None
-    return {"equivalence": worst.equivalence, "excluded": excluded}
+    return {"equivalence": worst.equivalence, "excluded": worst.excluded}
 
 
 def _worst(of: Iterable[Verdict]) -> Verdict:

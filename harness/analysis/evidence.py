@@ -82,9 +82,8 @@ def steps_in_epochs(trials: pd.DataFrame, windows: pd.DataFrame, epochs: pd.Data
     trainings of the setting. The time in windows is the median over its trials.
     """
     timed = windows[windows["window_kind"] == "timed"].groupby([*KEYS, "window"])[["duration_s", "steps"]].max()
-    in_window: dict[TrialKey, float] = {}
-    for key, sums in timed.groupby(KEYS).sum().iterrows():
-        in_window[key] = float(sums["duration_s"] / sums["steps"])  # type: ignore[index]
+    sums = timed.groupby(KEYS).sum()
+    in_window = (sums["duration_s"] / sums["steps"]).astype(float).to_dict()
     by_themselves = epochs[epochs["evaluation_s"].notna()].sort_values([*KEYS, "epoch"])  # a script's contain more
     curves = grouped(rows_of(by_themselves), trial_key) if in_window else {}
     ok = rows_of(trials.loc[trials["outcome"] == "ok", [*KEYS, "kind", *TRAINED_ALIKE]])

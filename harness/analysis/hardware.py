@@ -96,7 +96,7 @@ def device_memory(trials: pd.DataFrame, ranks: pd.DataFrame) -> pd.DataFrame:
     gpus[PEAKS] = gpus[PEAKS].astype("int64")
     found = gpus.merge(measured(trials)[[*KEYS, "cell_id", *DESCRIPTION]], on=KEYS)
     found[PEAKS] = found.groupby(["cell_id", "gpu"])[PEAKS].transform("max")
-    rows = [row for row in rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])]
+    rows = rows_of(found.drop_duplicates(["cell_id", "gpu"])[DEVICE_MEMORY.names])
     return DEVICE_MEMORY.frame(sorted(rows, key=lambda row: (*order(row), row["cell_id"], row["gpu"])))
 
 

@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import AnyRow, Row, Rows, bases_of, by_cell, claim_tags, ends, measured, rows_of
+from harness.analysis.common import AnyRow, Rows, bases_of, by_cell, claim_tags, ends, measured, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
@@ -26,7 +26,7 @@ from harness.errors import HarnessError, RunFolderError
 from harness.plan.labels import Labels
 from harness.record.frames import records
 from harness.record.reading import find_run_folders
-from harness.record.schema import HISTORY
+from harness.record.schema import HISTORY, TRIALS
 
 UNREAD = "unread"
 """The attribute of the table with the folders that could not be read: a mapping of paths to reasons."""
@@ -227,7 +227,7 @@ class RunCell:
     @property
     def excluded(self) -> str | None:
         """The reason if it is not equivalent to one device."""
-        return self.verdict.reason if self.verdict and self.verdict.equivalence == "not equivalent" else None
+        return self.verdict.excluded if self.verdict else None
 
     def doubts(self, letter: str) -> tuple[object, ...]:
         """Return the doubts of its trials and of its equivalence, with the letter of the run."""
@@ -245,13 +245,8 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
 
     ``quick``: from trials.jsonl alone, in a tenth of the time, without doubts and exclusions.
     """
-    if quick:
-        last = {
-            (line["cell_id"], line["block"], line["invocation"]): Row({"environment": None, **trial_row(line)})
-            for line in results.lines
-            if line["kind"] == "throughput" and line["outcome"] == "ok" and not line["facts"].get("inline")
-        }
-    cells = by_cell(last.values() if quick else rows_of(measured(results.trials)))
+    trials = TRIALS.frame(map(trial_row, results.lines)) if quick else results.trials
+    cells = by_cell(rows_of(measured(trials)))
     verdicts = {} if quick else results.verdicts
     bases, found = bases_of(cells), {}
     for cell_id, group in cells.items():

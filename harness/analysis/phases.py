@@ -18,7 +18,6 @@ from harness.analysis.common import (
     Rows,
     TrialKey,
     Values,
-    columns_of,
     grouped,
     measured,
     order,
@@ -54,31 +53,28 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
         low, high = (None if end is None else min(1.0, max(0.0, end)) for end in (estimate.low, estimate.high))
         ends = replace(estimate, low=low, high=high).around("waits")
         waits[str(cell_id)] = {"waits": estimate.value, "blocks": estimate.n, **ends}
-    return PHASES.frame({**row, **waits.get(str(row["cell_id"]), {})} for row in _by_cell(trials, windows, NAMES))
+    return PHASES.frame({**row, **waits.get(str(row["cell_id"]), {})} for row in _by_cell(trials, merged, NAMES))
 
 
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """Return the host's seconds by phase while a GPU computes: a second clock, not to be added to the first."""
-    return HOST_PHASES.frame(_by_cell(trials, windows, HOST_NAMES))
+    return HOST_PHASES.frame(_by_cell(trials, _phase_windows(trials, windows, HOST_NAMES), HOST_NAMES))
 
 
 def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
     """Return the windows of measured trials that timed the phases, with the cell, block and invocation of each."""
-    known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[f"{names[-1]}"].notna()]
+    known = windows[windows["window_kind"].isin(["timed", "phases"]) & windows[names[-1]].notna()]
     of_trial = measured(trials)[[*KEYS, "cell_id", "block", "invocation"]]
     return known.merge(of_trial, on=KEYS, how="inner", suffixes=("", "_of_trial"))
 
 
-def _by_cell(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> list[Values]:
-    merged, counted = _phase_windows(trials, windows, names), measured(trials)
-    sums = merged.groupby("cell_id")[["steps", "duration_s", *names]].sum(min_count=1)
-    firsts = counted.drop_duplicates("cell_id")[["cell_id", *DESCRIPTION]]
-    rows = []
-    for row in rows_of(sums.reset_index().merge(firsts, on="cell_id")):
-        marked = {name: seconds for name in names if not pd.isna(seconds := getattr(row, name))}
-        seconds = {name: float(total_s) / float(row.steps) for name, total_s in marked.items()}
-        rows.append({**columns_of(row, "cell_id", *DESCRIPTION), "step_s": sum(seconds.values()), **seconds})
-    return sorted(rows, key=order)
+def _by_cell(trials: pd.DataFrame, merged: pd.DataFrame, names: tuple[str, ...]) -> list[Row]:
+    """Return the seconds a step of each cell by phase, and their sum, from the windows that timed the phases."""
+    sums = merged.groupby("cell_id")[["steps", *names]].sum(min_count=1)
+    seconds = sums[[*names]].div(sums["steps"], axis="index")
+    step_s = sum(seconds[name].fillna(0.0) for name in names)
+    firsts = measured(trials).drop_duplicates("cell_id")[["cell_id", *DESCRIPTION]]
+    return sorted(rows_of(seconds.assign(step_s=step_s).reset_index().merge(firsts, on="cell_id")), key=order)
 
 
 def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:

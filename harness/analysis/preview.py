@@ -127,16 +127,14 @@ def recorded_parts(lines: Lines, environment: RunEnvironment, devices: int) -> l
     tried = grouped(timed, lambda line: _key(line["kind"], line["purpose"], line["cell_id"]))
     labels, parts, in_trials = labels_of(lines), [], 0.0
     for (part, cell_id), rows in sorted(tried.items(), key=lambda each: order(each[1][0]) if each[0][1] else ()):
-        device_s, energies = 0.0, []
-        for row in rows:
-            occupied_s = min(int(row["devices"]), devices) * (row["trial_s"] or 0.0)
-            device_s += occupied_s
-            if (power_w := power_of(row)) is not None:
-                energies.append(power_w * occupied_s)
+        occupied = [min(int(row["devices"]), devices) * (row["trial_s"] or 0.0) for row in rows]  # device-seconds
+        powers = zip(map(power_of, rows), occupied, strict=True)
+        energies = [power_w * device_s for power_w, device_s in powers if power_w is not None]
         seconds = sum((row["trial_s"] or 0.0) for row in rows)
         in_trials += seconds
         trials, label = len({row["trial_id"] for row in rows}), _label(part, labels.of(rows[0]))
-        parts.append(PartTime(part, cell_id, label, trials, seconds, device_s, sum(energies) if energies else None))
+        energy_j = sum(energies) if energies else None
+        parts.append(PartTime(part, cell_id, label, trials, seconds, sum(occupied), energy_j))
     groups = [group["whole_s"] for group in environment.get("groups", [])]
     parts.append(_outside(GROUPS, max(0.0, sum(groups) - in_trials), len(groups)))
     parts.append(_outside(COMMAND, max(0.0, sum(wall_seconds(environment, lines)) - sum(groups))))

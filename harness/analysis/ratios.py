@@ -53,10 +53,6 @@ OTHER_ENVIRONMENT, UNKNOWN_ENVIRONMENT = "other environment", "environment not r
 AXES = ("cell_id", "unit", *DESCRIPTION)
 
 
-PAIR_COLUMNS = ("cell_id", "block", "invocation", "environment", "device_model", "throughput_per_s")
-"""The columns of a trial that pairs are made from."""
-
-
 @dataclass(frozen=True)
 class Paired:
     """The trials of two cells in the blocks that have both, in the order of the blocks.
@@ -329,16 +325,15 @@ def versus(
                 {
                     **ratio_row(pair, ("throughput_per_s", "other_throughput_per_s"), checked, group, other),
                     **{tag: any(is_no_claim({tag: getattr(one[0], tag)}) for one in (group, other)) for tag in TAGS},
-                    **{f"other_{column}": getattr(other[0], column) for column in ("label", "strategy")},
                     "other_id": other[0].cell_id,
+                    "other_label": joined(other[0].label, ALL if along.axis == ALL_THREADS else ""),
+                    "other_strategy": other[0].strategy,
                     "axis": along.axis,
                     "value": along.value,
                     "other_value": along.other_value,
                     "doubts": _doubts_of(group, other, along.other_value),
                 }
             )
-            if along.axis == ALL_THREADS:
-                rows[-1]["other_label"] = joined(other[0].label, ALL)
     return VERSUS.frame(rows)
 
 
@@ -355,7 +350,7 @@ def leaders(
     """
     counted = with_twins(trials)
     control = (counted["launcher"] == "torchrun") & bool((counted["launcher"] == "ray").any())
-    different = [check for check, verdict in (checked or {}).items() if verdict.equivalence == "not equivalent"]
+    different = [check for check, verdict in (checked or {}).items() if verdict.excluded]
     claims = counted[~no_claims(counted) & ~control & ~counted["check_id"].isin(different)]
     cells = by_cell(rows_of(claims)).values()
     groups = grouped(cells, lambda cell: work_of(cell[0], "devices", "global_batch_size"))

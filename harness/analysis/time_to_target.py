@@ -213,11 +213,6 @@ def decision(
     ``asked``: numbers of devices; those that were not measured are predicted, with the collectives of ``links`` too.
     Without any those that were measured. ``price``: of a device for an hour.
     """
-    if not asked.nodes:
-        asked = replace(asked, devices=tuple(dict.fromkeys(asked.devices)))
-    else:
-        pairs = dict.fromkeys(zip(asked.devices, asked.nodes, strict=True))
-        asked = replace(asked, devices=tuple(size for size, _ in pairs), nodes=tuple(nodes for _, nodes in pairs))
     works = _works(results, target, asked, links)
     start_s = _start_s(results)
     rows: list[Mapping[str, object]] = []
@@ -261,11 +256,13 @@ def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[
 
 def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame | None) -> list[Work]:
     """Return what trains the same each: its trainings, and its fastest settings at each size and batch."""
+    sizes = zip(asked.devices, asked.nodes or (None,) * len(asked.devices), strict=True)
+    wanted = [*dict.fromkeys(sizes)]  # each once
+    asked = replace(asked, devices=tuple(size for size, _ in wanted), nodes=tuple(of for _, of in wanted if of))
     rows = rows_of(convergence(results.trials, results.epochs, target, results.verdicts))
     trainings = grouped((row for row in rows if not is_no_claim(row)), _key)
     measured = grouped(_measured(results, on_nodes=bool(asked.nodes)), _key)
     predicted = grouped(_predicted(results, asked, links), _key)
-    wanted = list(zip(asked.devices, asked.nodes or (None,) * len(asked.devices), strict=True))
     contents = {key: json.loads(key) for key in dict.fromkeys([*measured, *trainings])}
     always = ("model", "data", "precision")
     every = dict.fromkeys(name for content in contents.values() for name in content if name not in always)
@@ -279,10 +276,10 @@ def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame |
         named = [str(content[name]) for name in always if content.get(name)]
         named += [f"{name}={content.get(name)}" for name in varied]  # what tells it from the others
         own = measured.get(key, [])
-        sizes = {place(row) for row in own}
+        known = {place(row) for row in own}
         settings = [row for row in own if place(row) in wanted or not wanted]
-        more = [row for row in predicted.get(key, []) if place(row) not in sizes]
-        known = sizes | {place(row) for row in more}
+        more = [row for row in predicted.get(key, []) if place(row) not in known]
+        known |= {place(row) for row in more}
         none = "not measured, and not predicted: no exchanges of this setting were recorded"
         of_cell = ("cell_id", "label", "strategy", "global_batch_size", "per_device_batch_size")
         names = (*of_cell, "device_ids", "link", "throughput_per_s", "source")

@@ -58,10 +58,8 @@ def trials(lines: Lines, times: StepTimes, of_ranks: pd.DataFrame | None = None)
     ``of_ranks``: ``windows(lines)``, if that is there already.
     """
     labels = labels_of(lines)
-    named: dict[tuple[str, str | None], dict[str, str]] = {}
-    for line in lines:
-        if (key := (line["cell_id"], line["facts"].get("link"))) not in named:
-            named[key] = label_columns({**line, "link": key[1]}, labels)
+    cells = {(line["cell_id"], line["facts"].get("link")): line for line in lines}
+    named = {key: label_columns({**line, "link": key[1]}, labels) for key, line in cells.items()}
     rows = [{**trial_row(line), **named[line["cell_id"], line["facts"].get("link")]} for line in lines]
     frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
     stats = times.by_trial.rename(columns={"step_median_s": "step_s"})[["step_s", "wait_fraction"]]
@@ -106,20 +104,15 @@ def trial_row(line: AnyRow) -> AnyRow:
 
 def peak_estimates(lines: Lines) -> dict[str, int]:
     """Return the doctor's estimates of peak memory by cell id, in bytes; the largest of several of a cell."""
-    found: dict[str, int] = {}
-    for line in lines:
-        for cell_id, peak in line["facts"].get("estimates", {}).items():
-            found[cell_id] = max(found.get(cell_id, 0), peak)
-    return found
+    # of several of a cell the largest comes last, and stays
+    return dict(sorted(peak for line in lines for peak in line["facts"].get("estimates", {}).items()))
 
 
 def compile_seconds(lines: Lines) -> dict[str, float]:
     """Return the longest time that torch.compile took in a timed trial, by cell id."""
-    found: dict[str, float] = {}
-    for line in lines:
-        if line["kind"] == "throughput" and (seconds := line["parts"].get("compile")):
-            found[line["cell_id"]] = max(found.get(line["cell_id"], 0.0), seconds)
-    return found
+    timed = (line for line in lines if line["kind"] == "throughput" and line["parts"].get("compile"))
+    # as above the largest stays
+    return dict(sorted((line["cell_id"], line["parts"]["compile"]) for line in timed))
 
 
 QUANTILES: Mapping[str, float] = {"step_p5_s": 0.05, "step_s": 0.5, "step_p95_s": 0.95}
@@ -212,11 +205,11 @@ def convergence(
     ``target``: the one of the experiment file, if it has any. ``checked``: the verdicts of equivalence checks.
     """
     done = trials[(trials["kind"] == "convergence") & trials["outcome"].isin(["ok", "diverged"])]
-    by_trial = {key: group for key, group in epochs.groupby(KEYS)}
+    by_trial = dict(iter(epochs.groupby(KEYS)))
     rows = []
     for trial in rows_of(done):
         curve = by_trial.get(trial_key(trial))
-        if curve is None or curve.empty:
+        if curve is None:
             continue
         curve = curve.sort_values("epoch")
         last = curve.iloc[-1]

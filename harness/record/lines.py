@@ -22,7 +22,7 @@ from harness.plan.planner import Plan, codes_of
 from harness.plan.rows import Circumstances, Json, RankRow, RecordedTrial, TrialColumns, TrialLine, WindowRow
 from harness.plan.trial import Columns, Trial, TrialResult
 from harness.record.reading import check_integers, encode_json, naming_file, object_of, validated
-from harness.record.schema import CHECKS, EPOCHS, STEPS, TRAINING_STEPS, Table
+from harness.record.schema import CHECKS, EPOCHS, RAW, STEPS, TRAINING_STEPS, Table
 from harness.system import sanitize
 from harness.system.files import replacing
 
@@ -39,12 +39,7 @@ def rows_of(result: TrialResult, name: str) -> dict[str, tuple[Table, Columns]]:
     The steps of timed windows (one row a step, of its slowest rank, unless ``throughput.keep_steps`` is all), a check's
     update, or the epochs of a training and, in a file of their own, its steps.
     """
-    tables = (
-        (STEPS, result.steps),
-        (EPOCHS, result.epochs),
-        (CHECKS, result.checks),
-        (TRAINING_STEPS, result.training_steps),
-    )
+    tables: Iterable[tuple[Table, Columns]] = ((table, getattr(result, table.name)) for table in RAW)
     return {raw_name(table, name): (table, rows) for table, rows in tables if any(map(len, rows.values()))}
 
 

@@ -65,12 +65,12 @@ class Example(TypedDict):
 
 def test_a_field_with_a_meaning_is_a_column_and_so_are_a_link_s_keys() -> None:
     assert columns_of(Example) == (
-        Column("name", "string", "", "a name"),
-        Column("seconds", "Float64", "s", "a time"),
-        Column("kind", "string", "", "a kind"),
-        Column("count", "Int64", "", "a number"),
-        Column("flag", "boolean", "", "a flag"),
-        Column("options", "mapping", "", "options"),
+        Column("string", "name", "a name"),
+        Column("Float64", "seconds", "a time", "s"),
+        Column("string", "kind", "a kind"),
+        Column("Int64", "count", "a number"),
+        Column("boolean", "flag", "a flag"),
+        Column("mapping", "options", "options"),
     )
     keys = set(get_type_hints(LinkRow))
     assert keys <= set(LINKS.names) and keys - {"source", "target", "link"} <= set(COLLECTIVES.names)

@@ -13,7 +13,7 @@ import pandas as pd
 from harness.analysis.common import Row, by_cell, columns_of, grouped, is_no_claim, rows_of, work_of
 from harness.analysis.doubts import doubt_of
 from harness.analysis.improvements import CONFIRMATION, CONFIRMING_BLOCKS, SCREENING
-from harness.analysis.ratios import ALL_THREADS, PAIR_COLUMNS, Paired, paired, with_twins, within
+from harness.analysis.ratios import ALL_THREADS, Paired, paired, with_twins, within
 from harness.analysis.stats import CLEAR, EQUAL_WITHIN, LEAST_BLOCKS, OPEN, SIGNIFICANCE, deciding_blocks, holm, word
 from harness.analysis.verdict import Statement, TableFailed, Tables
 from harness.analysis.waterfall import WORTH_NAMING
@@ -356,7 +356,7 @@ def trust(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     bases = {row.cell_id: row.base_id for row in rows_of(tables["scaling"])}
     pairs = [(row.cell_id, row.other_id) for row in rows_of(tables["versus"]) if row.axis not in NO_CHOICES]
     pairs += [(row.cell_id, row.leader_id) for row in rows_of(tables["leaders"]) if row.tied is not False]
-    cells = by_cell(rows_of(with_twins(tables["trials"])[[*PAIR_COLUMNS]]))
+    cells = by_cell(rows_of(with_twins(tables["trials"])))
     alike: dict[tuple[str, tuple[str, ...]], dict[str, int]] = {}
     for leader in leading:
         own, base_id = leader.cell_id, bases.get(leader.cell_id)

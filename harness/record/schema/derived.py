@@ -47,12 +47,13 @@ EQUIVALENCE = Table(
     string("reason", "reason if not equivalent or unknown"),
 )
 
+_CELL = (CELL_ID, *CELL_COLUMNS)
+
 CONVERGENCE = Table(
     "convergence",
     "one training of one cell with one seed",
     *recorded.TRIAL_COLUMNS,
-    CELL_ID,
-    *CELL_COLUMNS,
+    *_CELL,
     recorded.SEED,
     recorded.EFFECTIVE_LR,
     integer("epochs", "number of epochs trained"),
@@ -73,9 +74,6 @@ CONVERGENCE = Table(
     real("train_s", "training time at the end", "s"),
     *CHECKED,
 )
-
-
-_CELL = (CELL_ID, *CELL_COLUMNS)
 
 
 CELLS = Table(
@@ -320,8 +318,7 @@ EXCHANGES = Table(
     "exchanges",
     "one collective of a step, in the order of their calls",
     string("trial_id", "trial after whose timed windows it was recorded"),
-    CELL_ID,
-    *CELL_COLUMNS,
+    *_CELL,
     *columns_of(ExchangeRow),
 )
 

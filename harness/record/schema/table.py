@@ -28,10 +28,10 @@ DType = Literal["string", "Int64", "Float64", "boolean", "list", "mapping"]
 class Column:
     """One column of a table. ``unit`` is empty for texts, flags and numbers without one."""
 
-    name: str
     dtype: DType
-    unit: str
+    name: str
     meaning: str
+    unit: str = ""
 
 
 class Table:
@@ -115,7 +115,7 @@ _KINDS: Mapping[object, DType] = {str: "string", int: "Int64", float: "Float64",
 def columns_of(row: type) -> tuple[Column, ...]:
     """Return the columns that a type of rows declares: its fields with a ``Meaning``, in order."""
     return tuple(
-        Column(name, _dtype(kind), meaning.unit, meaning.text) for name, (kind, meaning) in declared(row).items()
+        Column(_dtype(kind), name, meaning.text, meaning.unit) for name, (kind, meaning) in declared(row).items()
     )
 
 
@@ -133,13 +133,8 @@ def by_name(*rows: type) -> dict[str, Column]:
     return {column.name: column for row in rows for column in columns_of(row)}
 
 
-def column(dtype: DType, name: str, meaning: str, unit: str = "") -> Column:
-    """Return a column; below, one of each type."""
-    return Column(name, dtype, unit, meaning)
-
-
-string, integer, real = partial(column, "string"), partial(column, "Int64"), partial(column, "Float64")
-flag, texts, mapping = partial(column, "boolean"), partial(column, "list"), partial(column, "mapping")
+string, integer, real = partial(Column, "string"), partial(Column, "Int64"), partial(Column, "Float64")
+flag, texts, mapping = partial(Column, "boolean"), partial(Column, "list"), partial(Column, "mapping")
 
 
 UNIT = by_name(RecordedTrial)["unit"]
