@@ -139,12 +139,10 @@ def nearest(row: Row, others: Iterable[Row], *, anywhere: bool = False) -> Row |
 
 def bases_of(cells: Mapping[str, Rows]) -> dict[str, str]:
     """Return the base of each measured cell: the planned one or, if that failed, the smallest of its family."""
-    smallest: dict[str, tuple[int, str]] = {}
-    for cell_id, (first, *_) in cells.items():
-        candidate = (int(first.devices), cell_id)
-        smallest[first.family_id] = min(smallest.get(first.family_id, candidate), candidate)
+    by_size = sorted(cells, key=lambda cell_id: (cells[cell_id][0].devices, cell_id), reverse=True)
+    smallest = {cells[cell_id][0].family_id: cell_id for cell_id in by_size}  # which comes last
     return {
-        cell_id: str(first.base_id) if first.base_id in cells else smallest[first.family_id][1]
+        cell_id: str(first.base_id) if first.base_id in cells else smallest[first.family_id]
         for cell_id, (first, *_) in cells.items()
     }
 
@@ -182,8 +180,7 @@ def matches(row: AnyRow, wanted: Mapping[str, PlainValue]) -> bool:
 
 def workload_options(row: AnyRow) -> str:
     """Return a cell's options of the workload as text: cells that differ in them do other work."""
-    own = {name: value for name, value in options_of(row).items() if name.startswith("workload.")}
-    return json.dumps(own, sort_keys=True, default=str)
+    return options_text({name: value for name, value in options_of(row).items() if name.startswith("workload.")})
 
 
 def work_of(row: Row, *axes: str) -> tuple[object, ...]:

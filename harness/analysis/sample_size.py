@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from harness.analysis.common import Lines, Rows, by_cell, measured, rows_of
+from harness.analysis.common import Lines, by_cell, measured, rows_of
 from harness.analysis.ratios import paired, with_twins
 from harness.analysis.stats import is_decided, stein_blocks
 from harness.analysis.trials import trial_row
@@ -52,12 +52,16 @@ def needed_blocks(
     needed: dict[str, int] = {}
     compared: set[str] = set()
     based = [(cell, base) for cell in cells if comparable(cell) and (base := base_cell(cell)) != cell]
-    for cell, other in [*based, *_other_pairs(cells, own, placements)]:
-        ratios = paired(means.get(cell.id, []), means.get(other.id, [])).ratios
-        if ratios:
+    # and the pairs of the tables versus and parity, as far as they have blocks of the pilot in common
+    known = [cell for cell in cells if cell.id in own]
+    along = axis_pairs(((axes_of(cell), cell) for cell in known), placements)
+    others = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
+    others += [(cell, other) for cell in known for other in other_launcher_cells(cell) if other in cells]
+    for cell, other in [*based, *others]:
+        if ratios := paired(means.get(cell.id, []), means.get(other.id, [])).ratios:
             compared |= {cell.id, other.id}
             _raise(needed, _users(cell) | _users(other), needed_for(ratios, is_open=True))
-        else:
+        elif (cell, other) in based:
             needed[cell.id] = most  # no more blocks of its base for it
             compared.add(cell.id)
     for cell in cells:
@@ -72,17 +76,6 @@ def needed_blocks(
 def _raise(needed: dict[str, int], cell_ids: Iterable[str], blocks: int) -> None:
     for cell_id in cell_ids:
         needed[cell_id] = max(needed.get(cell_id, 0), blocks)
-
-
-def _other_pairs(cells: set[Cell], own: Mapping[str, Rows], placements: Sequence[str]) -> Iterator[tuple[Cell, Cell]]:
-    """Yield the pairs of the tables versus and parity that have blocks of the pilot in common."""
-    known = [cell for cell in cells if cell.id in own]
-    along = axis_pairs(((axes_of(cell), cell) for cell in known), placements)
-    pairs = [(pair.one, pair.other) for pair in along if pair.axis not in SIZES]
-    pairs += [(cell, other) for cell in known for other in other_launcher_cells(cell) if other in cells]
-    for cell, other in pairs:
-        if paired(own[cell.id], own.get(other.id, [])).ratios:
-            yield cell, other
 
 
 def _users(cell: Cell) -> set[str]:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, cast
 
 from pydantic import ConfigDict, TypeAdapter
 from typing_extensions import TypedDict
@@ -135,7 +135,6 @@ def merged(before: Json, now: Json) -> Json:
 
 
 GATHERED = "by_rank.jsonl"
-T = TypeVar("T")
 
 
 class ByRank(TypedDict):
@@ -145,17 +144,13 @@ class ByRank(TypedDict):
     windows: Sequence[WindowRow]
 
 
-MANY = 500
-"""From this number of rows on they are kept as bytes."""
-
-
-class Rows(Sequence[Json]):
-    """The rows of a trial of many ranks, kept as bytes and made anew each time that they are read.
+class Rows(Sequence[Any]):
+    """The rows of a trial by rank, kept as bytes and made anew each time that they are read.
 
     As mappings the ranks and 8 windows of 512 ranks take 3.3 MiB, so 0.5.
     """
 
-    def __init__(self, rows: Sequence[Json]) -> None:
+    def __init__(self, rows: Sequence[Any]) -> None:
         self._pickled, self._count = pickle.dumps(rows), len(rows)
 
     def __len__(self) -> int:
@@ -164,16 +159,11 @@ class Rows(Sequence[Json]):
     def __getitem__(self, place: Any) -> Any:
         return pickle.loads(self._pickled)[place]
 
-    def __iter__(self) -> Iterator[Json]:
+    def __iter__(self) -> Iterator[Any]:
         return iter(self[:])
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and self[:] == list(other)
-
-
-def _kept(rows: Sequence[T]) -> Sequence[T]:
-    """Return the rows as they are kept."""
-    return cast("Sequence[T]", Rows(cast("Sequence[Json]", rows))) if len(rows) >= MANY else rows
 
 
 _BY_RANK = TypeAdapter(list[ByRank], config=ConfigDict(strict=True, extra="allow"))
@@ -229,7 +219,7 @@ class FactsByRank:
                 raise ValueError(f"it has {found}; trials.jsonl says {counts}")
             for fact in (*facts["ranks"], *facts["windows"]):
                 check_integers(fact)
-        return cast("RecordedTrial", {**line, "ranks": _kept(facts["ranks"]), "windows": _kept(facts["windows"])})
+        return cast("RecordedTrial", {**line, "ranks": Rows(facts["ranks"]), "windows": Rows(facts["windows"])})
 
 
 def gather_by_rank(folder: Path, lines: Iterable[RecordedTrial]) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a trial of many ranks, which are kept as bytes."""
+"""The rows of a trial by rank, which are kept as bytes."""
 
 from __future__ import annotations
 
@@ -31,16 +31,14 @@ def test_rows_kept_as_bytes_are_the_same_rows() -> None:
         kept[3]
 
 
-def test_trials_of_many_ranks_are_read_as_those_of_few(
-    make_experiment: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_trials_are_read_with_their_rows_by_rank_which_are_gathered_as_they_were_read(
+    make_experiment: Make, tmp_path: Path
 ) -> None:
     experiment = make_experiment({"strategy": "ddp", "devices": [1, 2], "per_device_batch_size": 8})
-    run = RunFolder(make_run(tmp_path, experiment, lambda cell, block: 100.0))
-    few = run.lines()
-    monkeypatch.setattr(lines, "MANY", 2)
-    many = run.lines()
-    assert any(isinstance(line["windows"], Rows) for line in many) and many == few
-    lines.gather_by_rank(tmp_path, few)
+    kept = RunFolder(make_run(tmp_path, experiment, lambda cell, block: 100.0)).lines()
+    plain: Any = [{**line, "ranks": [*line["ranks"]], "windows": [*line["windows"]]} for line in kept]
+    assert any(isinstance(line["windows"], Rows) for line in kept) and kept == plain
+    lines.gather_by_rank(tmp_path, plain)
     gathered = (tmp_path / lines.GATHERED).read_bytes()
-    lines.gather_by_rank(tmp_path, many)
-    assert (tmp_path / lines.GATHERED).read_bytes() == gathered
+    lines.gather_by_rank(tmp_path, kept)
+    assert gathered and (tmp_path / lines.GATHERED).read_bytes() == gathered

@@ -22,9 +22,9 @@ from typing import TypeVar
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Lines
+from harness.analysis.common import Lines, Rows, grouped, rows_of
 from harness.analysis.hardware import collectives
-from harness.analysis.prediction.observed import Array, Size
+from harness.analysis.prediction.observed import Array
 from harness.analysis.waterfall import seconds_of
 from harness.config.sections import AssumedLink
 from harness.errors import PredictionError
@@ -196,8 +196,6 @@ def _miss(operation: Collective, cost: RingCost, known: Sequence[Timed], sizes: 
 
 
 SEED = 0
-Measured = Mapping[tuple[str, Collective, LinkTier], Sequence[tuple[Size, Timed]]]
-"""Times with the size of their placement, by backend, collective and tier."""
 Fits = Mapping[Collective, RingFit | str]
 """The fit of each collective, or why there is none."""
 SAME = ["backend", "operation", "tier", "devices", "nodes", "size_bytes"]
@@ -217,17 +215,13 @@ class Links:
     """Fits by what they were asked for: the sizes of a family share most of theirs."""
 
     @cached_property
-    def _timed(self) -> Measured:
+    def _measured(self) -> Mapping[tuple[str, Collective, LinkTier], Rows]:
+        """The rows by backend, collective and tier."""
         frame = self.own
         if self.further is not None:
             own, further = (pd.MultiIndex.from_frame(of[SAME]) for of in (self.own, self.further))
             frame = pd.concat([self.own, self.further[~further.isin(own)]])
-        found: dict[tuple[str, Collective, LinkTier], list[tuple[Size, Timed]]] = {}
-        for row in records(frame):
-            size = Size(int(row["devices"]), int(row["nodes"]))
-            timed = Timed(size.devices, int(row["size_bytes"]), float(row["time_s"]))
-            found.setdefault((str(row["backend"]), row["operation"], row["tier"]), []).append((size, timed))
-        return found
+        return grouped(rows_of(frame), lambda row: (row.backend, row.operation, row.tier))
 
     def fits(
         self,
@@ -248,11 +242,12 @@ class Links:
         if key in self._known:
             return self._known[key]
         generator = np.random.default_rng(SEED)
-        placements = {Size(int(row["devices"]), int(row["nodes"])) for row in records(self.own)}
+        placements = {(row.devices, row.nodes) for row in rows_of(self.own)}
         fits: dict[Collective, RingFit | str] = {}
         for operation, sizes in needed.items():
-            measured = self._timed.get((backend, operation, tier), ())
-            known = [t for size, t in measured if size.devices <= most_devices or size not in placements]
+            measured = self._measured.get((backend, operation, tier), ())
+            rows = [r for r in measured if r.devices <= most_devices or (r.devices, r.nodes) not in placements]
+            known = [Timed(row.devices, row.size_bytes, row.time_s) for row in rows]
             where = f"{tier} ({backend}" + f", up to {most_devices} devices" * (len(known) < len(measured)) + ")"
             fit = fit_ring(operation, known, sizes, generator, draws)
             if fit is None and not known and (link := self.assumed.get(tier)):
