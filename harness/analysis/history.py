@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import AnyRow, Rows, bases_of, by_cell, claim_tags, ends, measured, rows_of
+from harness.analysis.common import AnyRow, Rows, bases_of, by_cell, claim_tags, ends, grouped, measured, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
@@ -304,7 +304,6 @@ def side_by_side(runs: Mapping[str, Results]) -> list[AnyRow]:
 def facts_of(results: Results) -> dict[str, str]:
     """Return the recorded facts of a run by name; several values if they changed within it."""
     environment = results.environment
-    values: dict[str, set[str]] = {}
     named = {"git_commit": "git commit", "harness": "harness", "workload_code": "workload's code"}
     pairs = [
         (name, str(value)[:COMMIT] if key == "git_commit" else str(value))
@@ -325,9 +324,8 @@ def facts_of(results: Results) -> dict[str, str]:
     pairs.append(("measures", str(results.folder.plan()["measures"])))
     timing = _timing(results).items()
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
-    for name, value in pairs:
-        values.setdefault(name, set()).add(value)
-    return {name: " + ".join(sorted(each)) for name, each in values.items()}
+    values = grouped(dict.fromkeys(pairs), lambda pair: pair[0])
+    return {name: " + ".join(sorted(value for _, value in each)) for name, each in values.items()}
 
 
 def started_at(results: Results) -> float | None:

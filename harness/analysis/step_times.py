@@ -9,8 +9,7 @@ from functools import cache, cached_property
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import KEYS, TrialKey
-from harness.record.frames import records
+from harness.analysis.common import KEYS, TrialKey, grouped, rows_of, trial_key
 
 STALL_RATIO, STALL_S = 10.0, 2.0
 """A step is stalled if it exceeds the first times its trial's median, and the second in seconds."""
@@ -45,14 +44,10 @@ class StepTimes:
 
     def of_cells(self, trials: pd.DataFrame, column: str) -> dict[str, np.ndarray]:
         """Return the values of these trials' timed steps in a column of ``steps``, by ``cell_id``."""
-        values = self.column(column)
-        positions = {key: position for position, key in enumerate(self.trials)}
-        parts: dict[str, list[np.ndarray]] = {}
-        for row in records(trials[[*KEYS, "cell_id"]]):
-            position = positions.get((row["trial_id"], row["attempt"]))
-            if position is not None:
-                parts.setdefault(row["cell_id"], []).append(values[position])
-        return {cell_id: np.concatenate(part) for cell_id, part in parts.items()}
+        values = dict(zip(self.trials, self.column(column), strict=True))
+        known = [row for row in rows_of(trials[[*KEYS, "cell_id"]]) if trial_key(row) in values]
+        cells = grouped(known, lambda row: str(row.cell_id))
+        return {cell_id: np.concatenate([values[trial_key(row)] for row in rows]) for cell_id, rows in cells.items()}
 
 
 def step_times(steps: pd.DataFrame) -> StepTimes:

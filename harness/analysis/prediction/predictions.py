@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import pandas as pd
 
-from harness.analysis.common import AnyRow, claim_tags
+from harness.analysis.common import AnyRow, claim_tags, grouped
 from harness.analysis.prediction.collective_times import SEED, Fits, Links, RingFit
 from harness.analysis.prediction.observed import Family, Size
 from harness.analysis.prediction.step_model import DRAWS, LANES, Model, by_laws
@@ -222,9 +222,8 @@ class _FamilyTable:
         Without a size on several devices there are none: nothing shows what an exchange costs.
         """
         largest = max((each.devices for each in smaller), default=0)
-        needed: dict[Collective, list[int]] = {}
-        for exchange in self.family.exchanges:
-            needed.setdefault(exchange.operation, []).append(exchange.size_bytes)
+        exchanges = grouped(self.family.exchanges, lambda exchange: exchange.operation)
+        needed = {operation: [exchange.size_bytes for exchange in each] for operation, each in exchanges.items()}
         tiers = dict.fromkeys([size.tier, *(each.tier for each in smaller if each.devices > 1)])
         per_node = size.devices // size.nodes
         fits = {tier: self.links.fits(self.family.backend, tier, needed, largest, DRAWS, per_node) for tier in tiers}
