@@ -22,10 +22,11 @@ from harness.doctor.facts import (
     uses_own_statistics,
 )
 from harness.doctor.subject import SMALL, Subject
-from harness.measure.convergence import EpochData, Evaluator
+from harness.measure.convergence import Evaluator
 from harness.measure.exchanges import CollectiveMode
 from harness.measure.scenarios import is_device_error
 from harness.measure.sketches import acts_by_mode, random_states
+from harness.measure.stepper import TrainingData
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
@@ -141,7 +142,7 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     first = max(0, len(validation) - batch - len(validation) % batch)
     few: Subset[object] = Subset(cast("Dataset[object]", validation), range(first, len(validation)))
     workload = innermost(subject.workload)
-    data = EpochData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
+    data = TrainingData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
     evaluator = Evaluator(training, data)
     evaluator.validation_sums(subject.advance)
     try:

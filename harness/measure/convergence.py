@@ -5,10 +5,9 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import count
 from typing import cast
 
@@ -19,84 +18,30 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
-from harness.measure.stepper import WINDOW_KEYS, Divergence, StepLosses, TimedWindow, earliest, first_in, window_rows
+from harness.measure.stepper import (
+    WINDOW_KEYS,
+    Divergence,
+    TimedWindow,
+    TrainingData,
+    earliest,
+    first_in,
+    window_rows,
+)
 from harness.measure.window import Window, epoch_marks, measure_window, synchronize
-from harness.plan.cell import Cell, int_option
+from harness.plan.cell import int_option
 from harness.plan.rows import Json, WindowRow
 from harness.train.checkpoint import CheckpointManager
-from harness.train.loader import Batches, Share, epoch_shares, evaluation_shares, need_full_batch
+from harness.train.loader import Share
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule, own_or_named
-from harness.train.ranks import Ranks
 from harness.train.training import Mark, StepValues, Training
-from harness.train.transfer import copier
-from harness.train.workloads import SizedDataset, Workload, collate_of, describe
+from harness.train.workloads import describe
 
 COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
 """Steps between two collections of garbage in an epoch: of the young generations, and of all."""
-
-
-@dataclass(frozen=True)
-class EpochData:
-    """The data of a training on one rank, and how its batches are drawn. Raises SkipTrial if there is too little."""
-
-    cell: Cell
-    seed: int
-    ranks: Ranks
-    train: SizedDataset
-    validation: SizedDataset
-    workload: Workload | None = None
-
-    def __post_init__(self) -> None:
-        need_full_batch(self.samples, self.cell.global_batch_size)
-
-    @property
-    def samples(self) -> int:
-        return len(self.train)
-
-    @property
-    def steps(self) -> int:
-        """Steps of one epoch."""
-        return math.ceil(self.samples / self.cell.global_batch_size)
-
-    def shares(self, epoch: int) -> Iterator[Share]:
-        """Return the rank's shares of one epoch, counted from 0."""
-        ranks = self.ranks
-        return epoch_shares(self.samples, self.cell.global_batch_size, self.seed, epoch, ranks.rank, ranks.world_size)
-
-    def training_batches(self, epoch: int) -> Iterator[object]:
-        """Return the batches of one epoch, none of which is loaded before the first is asked for."""
-        return self._training_loader.of(self.shares(epoch))
-
-    def batches_once(self, dataset: SizedDataset) -> Iterator[tuple[Share, object]]:
-        """Return the rank's shares of a data set with their batches, in its own order, each sample exactly once."""
-        # a forward pass as large as in training: with accumulation there may be no room for more
-        batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
-        plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
-        loader = self._loader(dataset, training=False)
-        return zip(evaluation_shares(*plan), loader.of(evaluation_shares(*plan)), strict=True)
-
-    def whole_batches(self, dataset: SizedDataset, batch: int) -> Iterator[object]:
-        """Return the batches of a whole data set, in its own order, on this rank's device."""
-        shares = evaluation_shares(len(dataset), batch, 0, 1)
-        return map(self.copier(), self._loader(dataset, training=False).of(shares))
-
-    def copier(self) -> Callable[[object], object]:
-        """Return a function that moves a batch to the rank's device."""
-        return copier(self.ranks.devices[0], self.cell.loader)
-
-    @cached_property
-    def _training_loader(self) -> Batches:
-        return self._loader(self.train, self.cell.micro_batches)
-
-    def _loader(self, dataset: SizedDataset, micro_batches: int = 1, *, training: bool = True) -> Batches:
-        return Batches(
-            dataset,
-            seed=self.seed,
-            ranks=self.ranks,
-            options=self.cell.loader,
-            collate=collate_of(self.workload, training=training) if self.workload else None,
-            micro_batches=micro_batches,
-        )
+MOST_RECORDED = 10_000
+"""The most steps of a training that are kept: of longer ones every second, third ... is."""
+Kept = dict[str, list[float]]
+"""The columns epoch, step (both from 1), loss and learning_rate."""
 
 
 EVALUATED_PARTS = 8
@@ -138,7 +83,7 @@ def call_evaluate(workload: object, model: nn.Module, loader: WholeSet) -> dict[
 class Evaluator:
     """Evaluates a training on its whole validation set, or on its training set."""
 
-    def __init__(self, training: Training, data: EpochData) -> None:
+    def __init__(self, training: Training, data: TrainingData) -> None:
         self._training, self._data, self._ranks = training, data, data.ranks
         self._copy = data.copier()
 
@@ -224,6 +169,33 @@ def _collecting(advance: Callable[[], None]) -> Iterator[Callable[[], None]]:
         gc.unfreeze()
 
 
+class StepLosses:
+    """The losses of a training's steps, on rank 0 over all ranks. ``columns`` grows with each epoch.
+
+    ``total``: the number of steps of the whole training, which decides the distance of the steps that are kept.
+    """
+
+    def __init__(self, total: int) -> None:
+        self.every = max(1, math.ceil(total / MOST_RECORDED))
+        self.columns: Kept = {"epoch": [], "step": [], "loss": [], "learning_rate": []}
+
+    def add(
+        self,
+        epoch: int,
+        steps_before: int,
+        losses: Sequence[Sequence[float]],
+        weights: Sequence[Sequence[float]],
+        rates: Sequence[float],
+    ) -> None:
+        """Add an epoch: the sum of the losses and the weight of each step by rank, and the rate of each step."""
+        by_step = zip(zip(*losses, strict=True), zip(*weights, strict=True), rates, strict=True)
+        for step, (sums, counts, rate) in enumerate(by_step, start=steps_before + 1):
+            if (step - 1) % self.every == 0:
+                row = {"epoch": epoch, "step": step, "loss": sum(sums) / max(sum(counts), 1.0), "learning_rate": rate}
+                for name, value in row.items():
+                    self.columns[name].append(value)
+
+
 class Epochs:
     """The epochs of one training on one rank. ``rows`` grows by one an epoch, alike on every rank.
 
@@ -233,7 +205,7 @@ class Epochs:
     of their seconds, steps and phases.
     """
 
-    def __init__(self, training: Training, data: EpochData, checkpoints: CheckpointManager | None = None) -> None:
+    def __init__(self, training: Training, data: TrainingData, checkpoints: CheckpointManager | None = None) -> None:
         self.training, self.data, self.ranks, self.checkpoints = training, data, data.ranks, checkpoints
         cell = data.cell
         warmup = int_option(cell.training, "warmup_epochs", 0)

@@ -23,7 +23,6 @@ from torch.utils._pytree import tree_leaves
 from harness.config.strategy_traits import BROADCAST, OWN_COLLECTIVES, SPARSE
 from harness.measure.stepper import Stepper
 from harness.measure.window import elapsed_s, synchronize
-from harness.plan.cell import Cell
 from harness.plan.rows import Collective, ExchangeRow, TrialFacts
 from harness.train.strategies.base import ExchangePoint
 from harness.train.strategies.ddp import broadcasts_buffers
@@ -35,12 +34,12 @@ Timed = tuple[ExchangePoint, float]
 """A point and its seconds from the start of the forward pass."""
 
 
-def record_exchanges(stepper: Stepper, cell: Cell) -> tuple[ExchangeRow, ...]:
+def record_exchanges(stepper: Stepper) -> tuple[ExchangeRow, ...]:
     """Return the exchanges of this rank's step; none if the strategy does not know them.
 
     The training is of no further use. All ranks call it: ddp's steps exchange gradients.
     """
-    training = stepper.training
+    training, cell = stepper.training, stepper.data.cell
     sharded = cell.traits.shards_parameters
     recorder = Recorder(stepper.ranks.devices[0])
     with training.without_exchange() if sharded else nullcontext():

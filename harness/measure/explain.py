@@ -21,12 +21,10 @@ from harness.measure.profiles import ROUNDS, measure_alone, measure_communicatio
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.measure.window import Clock, elapsed_s
-from harness.plan.cell import Cell
 from harness.plan.rows import ExchangeRow, TrialFacts
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Cache
 from harness.train.strategies.dp import scatter
-from harness.train.workloads import Workload
 
 Loss = Callable[[nn.Module, object], Tensor]
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
@@ -112,42 +110,34 @@ class Explanation:
     exchanges: tuple[ExchangeRow, ...] = ()
 
 
-def explain(
-    cell: Cell,
-    stepper: Stepper,
-    speed: ThroughputMeasurement,
-    workload: Workload,
-    cache: Cache,
-    *,
-    exchanges: bool = False,
-) -> Explanation:
+def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exchanges: bool = False) -> Explanation:
     """Measure what the timed windows do not show: steps without exchange, replicas, FLOPs and the device's peak.
 
     ``exchanges``: record the collectives of a step too, which are the same in every block.
 
     Nothing is profiled here: timed trials follow in this process.
     """
+    cell = stepper.data.cell
     windows: list[TimedWindow] = []
     facts: TrialFacts = {}
     detailed = all(window.kind != "phases" for window in speed.windows)
     if cell.traits.wrapper_cost or cell.traits.explained_by == "removal":
-        windows, facts = _without_exchange(cell, stepper, speed.window_steps, detailed=detailed)
+        windows, facts = _without_exchange(stepper, speed.window_steps, detailed=detailed)
     elif cell.traits.replicates and cell.devices > 1:
         facts = measure_replicas(stepper, speed.window_steps)
-    facts = {**facts, **_arithmetic(cell, stepper, workload, cache)}
+    facts = {**facts, **_arithmetic(stepper, cache)}
     if windows and stepper.ranks.world_size > 1 and not cell.compile:
         others = other_exchanges(stepper)
         exchange_s = {**facts.get("exchange_s", {}), **others.get("exchange_s", {})}
         facts = {**facts, **others, **({"exchange_s": exchange_s} if exchange_s else {})}
     # without those windows nothing is predicted
-    recorded = record_exchanges(stepper, cell) if exchanges and windows else ()
+    recorded = record_exchanges(stepper) if exchanges and windows else ()
     return Explanation(tuple(windows), facts, recorded)
 
 
-def _without_exchange(
-    cell: Cell, stepper: Stepper, steps: int, *, detailed: bool
-) -> tuple[list[TimedWindow], TrialFacts]:
+def _without_exchange(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
     """Return windows of each rank's own steps, and facts; the reason if there can be no such step."""
+    cell = stepper.data.cell
     if cell.strategy_options.get("static_graph"):
         return [], {"explain_error": STATIC_GRAPH} if cell.devices > 1 else {}
     if cell.traits.explained_by == "removal" and stepper.ranks.world_size > 1:
@@ -169,17 +159,17 @@ def _whole_model_fits(stepper: Stepper) -> bool:
     return ranks.sum([float(needed < free)]) == [ranks.world_size]
 
 
-def _arithmetic(cell: Cell, stepper: Stepper, workload: Workload, cache: Cache) -> TrialFacts:
+def _arithmetic(stepper: Stepper, cache: Cache) -> TrialFacts:
     """Return the model's FLOPs and the device's peak, each measured once a process for a model and a precision.
 
     All ranks count, since loss() may have collectives; the peak is that of a device while the others are idle.
     """
-    device = stepper.ranks.devices[0]
+    cell, device = stepper.data.cell, stepper.ranks.devices[0]
     options, size = repr(sorted(cell.workload_options.items())), stepper.ranks.world_size
     model = ("flops", cell.workload, cell.data, cell.model, options, size)  # of other sizes not all ranks have it
     if model not in cache:
         batch = first_samples(stepper.one_batch(), FLOPS_SAMPLES)
-        cache[model] = count_flops(workload, batch, device, sharded=cell.traits.shards_parameters)
+        cache[model] = count_flops(stepper.data.workload, batch, device, sharded=cell.traits.shards_parameters)
     peak = ("peak", cell.precision)
     if peak not in cache and stepper.ranks.first:
         cache[peak] = None

@@ -18,7 +18,7 @@ from torch._C._autograd import DeviceType
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from harness.config.strategy_traits import ALL_REDUCE, EXCHANGE_CPU, ProfiledPart, StrategyTraits
+from harness.config.strategy_traits import ALL_REDUCE, EXCHANGE_CPU, ProfiledPart
 from harness.measure.stepper import Stepper, TimedWindow
 from harness.measure.window import synchronize
 from harness.plan.rows import TrialFacts
@@ -267,26 +267,26 @@ def busy_s(profiled: MarkedSteps, devices: Sequence[torch.device]) -> float | No
     return min(map(_seconds, ran)) / profiled.steps if ran and all(ran) and not profiled.lost else None
 
 
-def measure_collectives(traits: StrategyTraits, stepper: Stepper) -> TrialFacts:
+def measure_collectives(stepper: Stepper) -> TrialFacts:
     """Return seconds a step of each collective that is seen, total and exposed, from a few profiled steps.
 
     Those of the rank that waits least for its collectives: the others wait for it, which is no cost of exchange. And
     the seconds in which the least busy GPU runs anything: NCCL's kernels wait on the others for its rank.
     """
-    device = stepper.ranks.devices[0]
+    device, parts = stepper.ranks.devices[0], stepper.data.cell.traits.profiled_parts
     for _ in range(FIRST_STEPS):
         stepper.step()
     profiled = profiled_steps(stepper)
-    times = collective_times(profiled.events, traits.profiled_parts, device)
+    times = collective_times(profiled.events, parts, device)
     busy = busy_s(profiled, stepper.ranks.devices)
     of_ranks = stepper.ranks.gather((times, profiled.lost, len(profiled.launched), busy))
     lost, launched = max((lost, launched) for _, lost, launched, _ in of_ranks)
-    explained = bool(traits.profiled_parts) and len(of_ranks) * len(stepper.ranks.devices) > 1
+    explained = bool(parts) and len(of_ranks) * len(stepper.ranks.devices) > 1
     if lost and not explained:
         return {}  # only busy_s is unknown
     if lost:
         return {"explain_error": LOST.format(lost, launched)}
-    waiting = [part.name for part in traits.profiled_parts if part.waits]
+    waiting = [part.name for part in parts if part.waits]
 
     def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
         return sum(time.exposed_s for name in waiting if (time := times[name])) or float("inf")

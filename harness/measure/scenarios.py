@@ -12,7 +12,7 @@ import torch
 
 from harness.config.experiment import Experiment
 from harness.measure import peak_memory
-from harness.measure.convergence import EpochData, Epochs
+from harness.measure.convergence import Epochs
 from harness.measure.explain import Explanation, explain
 from harness.measure.profiles import measure_collectives, traces_of
 from harness.measure.sketches import measure_by_precision
@@ -20,6 +20,7 @@ from harness.measure.stepper import (
     Divergence,
     ScaleDiverged,
     Stepper,
+    TrainingData,
     columns_of,
     earliest,
     first_in,
@@ -103,9 +104,8 @@ class Setup:
     ``build_peak_bytes``: the peak of the construction; None if it is not known. ``blank``: a result without figures.
     """
 
-    workload: Workload
-    datasets: Datasets
     training: Training
+    data: TrainingData
     fresh_peak: bool
     build_peak_bytes: int | None
     blank: TrialResult
@@ -128,8 +128,9 @@ def _build(context: TrialContext) -> Setup:
     with context.part("build"):
         training = Training(trial.cell, workload, trial.seed, ranks)
     build_peak_bytes = peak_memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
+    data = TrainingData(trial.cell, trial.seed, ranks, *datasets, workload)
     blank = TrialResult(trial.id, "ok", unit=workload.unit, parameters=training.parameters)
-    return Setup(workload, datasets, training, peak_memory.reset_peak(ranks.devices), build_peak_bytes, blank)
+    return Setup(training, data, peak_memory.reset_peak(ranks.devices), build_peak_bytes, blank)
 
 
 def throughput(context: TrialContext) -> TrialResult:
@@ -137,7 +138,7 @@ def throughput(context: TrialContext) -> TrialResult:
     settings = context.experiment.throughput
     assert settings
     setup = _build(context)
-    stepper = _stepper(context, setup)
+    stepper = Stepper(setup.training, setup.data, context.advance)
     try:
         between = context.alternate if context.let_others_run else None
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed, between=between)
@@ -156,7 +157,7 @@ def throughput(context: TrialContext) -> TrialResult:
     if context.trial.repeats:
         return measured
     context.keep(measured)
-    explanation = _explanation(context, stepper, speed, setup.workload)
+    explanation = _explanation(context, stepper, speed)
     rows = window_rows(context.ranks.rank, explanation.windows, first=len(speed.windows))
     of_ranks = context.ranks.gather_to_first((rows, step_seconds(explanation.windows)))
     return replace(
@@ -171,37 +172,21 @@ def throughput(context: TrialContext) -> TrialResult:
 def profile(context: TrialContext) -> TrialResult:
     """Profile a few steps of a cell, for the time of its collectives or for their trace; no step is timed."""
     setup = _build(context)
-    stepper = _stepper(context, setup)
+    stepper = Stepper(setup.training, setup.data, context.advance)
     facts, traces, most_bytes = TrialFacts(), tuple[bytes, ...](), context.trial.trace_bytes
     with context.part("profile"):
         if most_bytes:
             traces = traces_of(stepper, most_bytes)
         else:
-            facts = measure_collectives(context.trial.cell.traits, stepper)
+            facts = measure_collectives(stepper)
     return replace(setup.blank, steps_s=stepper.spent_s, facts=facts, traces=traces)
 
 
-def _stepper(context: TrialContext, setup: Setup) -> Stepper:
-    trial = context.trial
-    return Stepper(
-        setup.training,
-        setup.datasets[0],
-        trial.cell,
-        trial.seed,
-        context.ranks,
-        collate=workloads.collate_of(setup.workload),
-        advance=context.advance,
-    )
-
-
-def _explanation(
-    context: TrialContext, stepper: Stepper, speed: ThroughputMeasurement, workload: Workload
-) -> Explanation:
+def _explanation(context: TrialContext, stepper: Stepper, speed: ThroughputMeasurement) -> Explanation:
     before = stepper.spent_s
     try:
         with context.part("explain"):
-            trial = context.trial
-            return explain(trial.cell, stepper, speed, workload, context.cache, exchanges=trial.block == 0)
+            return explain(stepper, speed, context.cache, exchanges=context.trial.block == 0)
     except Exception as error:
         if context.ranks.world_size > 1:  # the other ranks are in a collective that this one would not join
             raise
@@ -248,8 +233,7 @@ def convergence(context: TrialContext) -> TrialResult:
     if files and files.folder is not None:
         folder, trained = Path(files.folder) / trial.id, trained_facts(trial.cell, trial.seed)
         checkpoints = CheckpointManager(folder, files.every, setup.training, ranks, trained)
-    data = EpochData(trial.cell, trial.seed, ranks, *setup.datasets, setup.workload)
-    epochs = Epochs(setup.training, data, checkpoints)
+    epochs = Epochs(setup.training, setup.data, checkpoints)
     epochs.run(settings, context.advance)
     spent = epochs.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
@@ -257,7 +241,7 @@ def convergence(context: TrialContext) -> TrialResult:
     facts: TrialFacts = {
         **setup.training.facts,
         "resumed_epoch": epochs.resumed_epoch or None,
-        "training_samples": data.samples,
+        "training_samples": setup.data.samples,
     }
     return replace(
         setup.blank,

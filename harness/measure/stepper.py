@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice, repeat
 from typing import cast
 
@@ -16,12 +17,20 @@ from harness.errors import WorkloadError
 from harness.measure.window import Window, marks_for, measure_window, synchronize
 from harness.plan.cell import Cell
 from harness.plan.rows import Json, PhaseSeconds, RankFacts, TrialFacts, WindowKind, WindowRow
-from harness.train.loader import Batches, Share, endless_shares, need_full_batch, part_of
+from harness.train.loader import (
+    Batches,
+    Share,
+    endless_shares,
+    epoch_shares,
+    evaluation_shares,
+    need_full_batch,
+    part_of,
+)
 from harness.train.precision import LossScale
 from harness.train.ranks import Ranks
 from harness.train.training import Mark, Training, no_mark
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset
+from harness.train.workloads import SizedDataset, Workload, collate_of
 
 StepColumns = dict[str, npt.NDArray[np.float64 | np.int64 | np.bool_]]
 WINDOW_KEYS = ("rank", "window", "window_kind")
@@ -40,39 +49,88 @@ class TimedWindow:
     weight: float
 
 
-class Stepper:
-    """One rank's training with its endless stream of full batches. Raises SkipTrial if the data is too small."""
+@dataclass(frozen=True)
+class TrainingData:
+    """The data of a training on one rank, and how its batches are drawn. Raises SkipTrial if there is too little."""
 
-    def __init__(
-        self,
-        training: Training,
-        dataset: SizedDataset,
-        cell: Cell,
-        seed: int,
-        ranks: Ranks,
-        *,
-        collate: Collate | None,
-        advance: Callable[[], None],
-    ) -> None:
-        self.training, self.ranks, self._advance = training, ranks, advance
+    cell: Cell
+    seed: int
+    ranks: Ranks
+    train: SizedDataset
+    validation: SizedDataset
+    workload: Workload
+
+    def __post_init__(self) -> None:
+        need_full_batch(self.samples, self.cell.global_batch_size)
+
+    @property
+    def samples(self) -> int:
+        return len(self.train)
+
+    @property
+    def steps(self) -> int:
+        """Steps of one epoch."""
+        return math.ceil(self.samples / self.cell.global_batch_size)
+
+    def shares(self, epoch: int) -> Iterator[Share]:
+        """Return the rank's shares of one epoch, counted from 0."""
+        ranks = self.ranks
+        return epoch_shares(self.samples, self.cell.global_batch_size, self.seed, epoch, ranks.rank, ranks.world_size)
+
+    def training_batches(self, epoch: int) -> Iterator[object]:
+        """Return the batches of one epoch, none of which is loaded before the first is asked for."""
+        return self._training_loader.of(self.shares(epoch))
+
+    def endless_batches(self) -> Iterator[object]:
+        """Return the rank's parts of full global batches, without an end; their loader ends with the iterator."""
+        plan = (self.samples, self.cell.global_batch_size, self.seed, self.ranks.rank, self.ranks.world_size)
+        return self._loader(self.train, self.cell.micro_batches).of(endless_shares(*plan))
+
+    def batches_once(self, dataset: SizedDataset) -> Iterator[tuple[Share, object]]:
+        """Return the rank's shares of a data set with their batches, in its own order, each sample exactly once."""
+        # a forward pass as large as in training: with accumulation there may be no room for more
+        batch = max(1, self.cell.global_batch_size // self.cell.micro_batches)
+        plan = (len(dataset), batch, self.ranks.rank, self.ranks.world_size)
+        loader = self._loader(dataset, training=False)
+        return zip(evaluation_shares(*plan), loader.of(evaluation_shares(*plan)), strict=True)
+
+    def whole_batches(self, dataset: SizedDataset, batch: int) -> Iterator[object]:
+        """Return the batches of a whole data set, in its own order, on this rank's device."""
+        shares = evaluation_shares(len(dataset), batch, 0, 1)
+        return map(self.copier(), self._loader(dataset, training=False).of(shares))
+
+    def copier(self) -> Callable[[object], object]:
+        """Return a function that moves a batch to the rank's device."""
+        return copier(self.ranks.devices[0], self.cell.loader)
+
+    @cached_property
+    def _training_loader(self) -> Batches:
+        return self._loader(self.train, self.cell.micro_batches)
+
+    def _loader(self, dataset: SizedDataset, micro_batches: int = 1, *, training: bool = True) -> Batches:
+        return Batches(
+            dataset,
+            seed=self.seed,
+            ranks=self.ranks,
+            options=self.cell.loader,
+            collate=collate_of(self.workload, training=training),
+            micro_batches=micro_batches,
+        )
+
+
+class Stepper:
+    """One rank's training with its endless stream of full batches."""
+
+    def __init__(self, training: Training, data: TrainingData, advance: Callable[[], None]) -> None:
+        cell, ranks = data.cell, data.ranks
+        self.training, self.data, self.ranks, self._advance = training, data, ranks, advance
         self.spent_s = 0.0
         """Seconds in steps of every kind."""
         self.micro_batches = cell.micro_batches
         training.set_first_rate()
-        need_full_batch(len(dataset), cell.global_batch_size)
         samples = len(part_of(cell.global_batch_size, ranks.rank, ranks.world_size))
         self.share = Share((), samples, cell.global_batch_size)
-        self.copy = copier(ranks.devices[0], cell.loader)
-        loader = Batches(
-            dataset,
-            seed=seed,
-            ranks=ranks,
-            options=cell.loader,
-            collate=collate,
-            micro_batches=self.micro_batches,
-        )
-        shares = endless_shares(len(dataset), cell.global_batch_size, seed, ranks.rank, ranks.world_size)
-        self.fetch = loader.of(shares)
+        self.copy, self.fetch = data.copier(), data.endless_batches()
         if cell.data == "synthetic_device":
             self.fetch = repeat(self.copy(next(self.fetch)))  # steps without a loader
 
@@ -124,10 +182,6 @@ UNSKIPPED = 20
 """Updates in a row without a skip that end the warm-up of fp16."""
 MOST_STEPS = 200
 """Warm-up steps after which the training counts as diverged if updates are still skipped."""
-MOST_RECORDED = 10_000
-"""The most steps of a training that are kept: of longer ones every second, third ... is."""
-Kept = dict[str, list[float]]
-"""The columns epoch, step (both from 1), loss and learning_rate."""
 
 
 @dataclass(frozen=True)
@@ -200,33 +254,6 @@ def scale_columns(before: LossScale | None, after: LossScale | None, steps: int)
     if before is None or after is None:
         return {}
     return {"loss_scale": after.scale, "skipped_updates": after.skipped_since(before, steps)}
-
-
-class StepLosses:
-    """The losses of a training's steps, on rank 0 over all ranks. ``columns`` grows with each epoch.
-
-    ``total``: the number of steps of the whole training, which decides the distance of the steps that are kept.
-    """
-
-    def __init__(self, total: int) -> None:
-        self.every = max(1, math.ceil(total / MOST_RECORDED))
-        self.columns: Kept = {"epoch": [], "step": [], "loss": [], "learning_rate": []}
-
-    def add(
-        self,
-        epoch: int,
-        steps_before: int,
-        losses: Sequence[Sequence[float]],
-        weights: Sequence[Sequence[float]],
-        rates: Sequence[float],
-    ) -> None:
-        """Add an epoch: the sum of the losses and the weight of each step by rank, and the rate of each step."""
-        by_step = zip(zip(*losses, strict=True), zip(*weights, strict=True), rates, strict=True)
-        for step, (sums, counts, rate) in enumerate(by_step, start=steps_before + 1):
-            if (step - 1) % self.every == 0:
-                row = {"epoch": epoch, "step": step, "loss": sum(sums) / max(sum(counts), 1.0), "learning_rate": rate}
-                for name, value in row.items():
-                    self.columns[name].append(value)
 
 
 def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:

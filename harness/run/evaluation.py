@@ -10,7 +10,8 @@ import torch
 
 from harness.config.load import load_experiment
 from harness.errors import RunFolderError, WorkloadError, cause_of
-from harness.measure.convergence import EpochData, Evaluator
+from harness.measure.convergence import Evaluator
+from harness.measure.stepper import TrainingData
 from harness.run.prepare import import_path
 from harness.train import checkpoint as checkpoints
 from harness.train import workloads
@@ -76,7 +77,7 @@ def _metrics(state: State, trained: Trained) -> dict[str, float]:
             training.unwrapped.load_state_dict(state.model)
         except RuntimeError as error:
             raise WorkloadError(f"the checkpoint does not fit the workload's model: {error}") from error
-        data = EpochData(cell, trained.seed, ranks, *workloads.as_datasets(workload.datasets()), workload)
+        data = TrainingData(cell, trained.seed, ranks, *workloads.as_datasets(workload.datasets()), workload)
         return Evaluator(training, data).evaluate(lambda: None)
     except torch.OutOfMemoryError as error:
         raise WorkloadError(

@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.analysis.stats import Estimate, geometric_mean
-from harness.measure.stepper import Stepper
+from harness.measure.stepper import Stepper, TrainingData
 from harness.measure.window import phases_are_cheap, synchronize
 from harness.plan.cell import Cell
 from harness.system.process import no_garbage_collection
@@ -176,7 +176,7 @@ def compare(case: Case, pairs: int, window_s: float, ranks: Ranks) -> list[tuple
     size = case.ranks * batch
     cell = Cell("w", None, None, case.strategy, device.type, case.ranks, 1, "weak", batch, size, **options)
     training = Training(cell, workload, 0, ranks)
-    stepper = Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=None, advance=lambda: None)
+    stepper = Stepper(training, TrainingData(cell, 0, ranks, *workload.datasets(), workload), lambda: None)
     units = batch * (workload.shape.context if workload.unit == "tokens" else 1)
     bare = bare_loop(workload, units, case.parts)
     timed(bare, stepper, 20)

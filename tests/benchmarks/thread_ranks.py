@@ -155,16 +155,16 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
 
     def built(context: TrialContext) -> SimpleNamespace:
         blank = TrialResult(context.trial.id, "ok", unit="samples", parameters=training.parameters)
-        return SimpleNamespace(workload=None, training=training, of_rank=lambda context: of_rank, blank=blank)
+        return SimpleNamespace(data=context, training=training, of_rank=lambda context: of_rank, blank=blank)
 
     for module, replaced in {
         environment: {"capture_environment": captured, "describe_device": described},
         scenarios: {
             "_build": built,
-            "_stepper": lambda context, setup: SimpleNamespace(ranks=context.ranks, trial=context.trial, spent_s=6.0),
+            "Stepper": lambda training, data, advance: SimpleNamespace(ranks=data.ranks, trial=data.trial, spent_s=6.0),
             "measure_throughput": measured,
             "_explanation": explained,
-            "measure_collectives": lambda traits, stepper: {},
+            "measure_collectives": lambda stepper: {},
         },
         worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *arguments: None),
     }.items():

@@ -33,7 +33,7 @@ def exposed_of(ranks: Ranks) -> dict[str, Any]:
     cell = cell_of(ranks.devices[0], {**SMALL, "strategy": "fsdp"}, devices=ranks.world_size)
     stepper = stepper_of(cell, ranks.devices[0], ranks=ranks)
     step_s = pace_s(stepper.window("timed", ranks.broadcast(steps_for(stepper, 0.3)), detailed=False))
-    return {**measure_collectives(cell.traits, stepper), "step": step_s}
+    return {**measure_collectives(stepper), "step": step_s}
 
 
 def _ms(seconds: float) -> str:

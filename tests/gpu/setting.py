@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config.load import parse_experiment
-from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.stepper import Stepper, TimedWindow, TrainingData
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Machine
@@ -63,8 +63,7 @@ def stepper_of(cell: Cell, device: torch.device, ranks: Ranks | None = None, wor
     workload = workload or workloads.build(cell)
     ranks = ranks or one_rank(device, cell.devices if cell.traits.one_process else 1)
     training = Training(cell, workload, 0, ranks)
-    collate = workloads.collate_of(workload)
-    return Stepper(training, workload.datasets()[0], cell, 0, ranks, collate=collate, advance=lambda: None)
+    return Stepper(training, TrainingData(cell, 0, ranks, *workload.datasets(), workload), lambda: None)
 
 
 def steps_for(stepper: Stepper, seconds: float, warm_up: int = 20) -> int:

@@ -22,8 +22,8 @@ from torch.utils.data import TensorDataset
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
 from harness.measure import convergence
-from harness.measure.convergence import COLLECT_STEPS, EpochData, Epochs
-from harness.measure.stepper import MOST_RECORDED, StepLosses
+from harness.measure.convergence import COLLECT_STEPS, MOST_RECORDED, Epochs, StepLosses
+from harness.measure.stepper import TrainingData
 from harness.measure.window import HostTimer, measure_window
 from harness.plan.cell import Cell
 from harness.train import checkpoint, loader
@@ -70,9 +70,10 @@ def epochs_of(
     random.seed(5)
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     # replicas run in threads, which draw from one generator in any order
-    training = Training(cell, workload or Noisy(0.0 if cell.strategy == "dp" else 0.5), 3, ranks)
+    workload = workload or Noisy(0.0 if cell.strategy == "dp" else 0.5)
+    training = Training(cell, workload, 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, EpochData(cell, 3, ranks, settings.pop("train", data()), data(), workload), keeper)
+    run = Epochs(training, TrainingData(cell, 3, ranks, settings.pop("train", data()), data(), workload), keeper)
     run.run(Convergence(epochs=epochs, **settings), lambda: None)
     return run
 
@@ -250,7 +251,7 @@ class PrefetchingLoader:
             yield batch
 
 
-class Observed(EpochData):
+class Observed(TrainingData):
     """Notes the epoch of each share that a loader takes."""
 
     taken: list[int]
@@ -264,7 +265,7 @@ class Observed(EpochData):
 def test_no_batch_of_the_next_epoch_is_loaded_while_the_clock_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loader, "DataLoader", PrefetchingLoader)
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
-    observed = Observed(replace(CELL, loader={"workers": 1}), 0, ranks, data(), data())
+    observed = Observed(replace(CELL, loader={"workers": 1}), 0, ranks, data(), data(), Noisy(0.5))
     object.__setattr__(observed, "taken", [])
     for epoch in range(2):
         before = len(observed.taken)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from harness.measure.exchanges import _median, _of_buckets, _of_groups, record_exchanges
-from harness.measure.stepper import Stepper
+from harness.measure.stepper import Stepper, TrainingData
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 from harness.train.strategies.base import ExchangePoint
@@ -118,12 +118,13 @@ def record(rank: int, world_size: int, out: Path) -> None:
         cell = Cell(*workload, strategy, "cpu", world_size, 1, "weak", 4, 4 * world_size, strategy_options=options)
         cell = replace(cell, optimizer={"name": "SGD", "lr": 0.01})
         emulated = EmulatedCompute(mebibytes=4, layers=4, step_ms=40)
-        training, data = Training(cell, emulated, 0, ranks), emulated.datasets()[0]
+        training = Training(cell, emulated, 0, ranks)
+        data = TrainingData(cell, 0, ranks, *emulated.datasets(), emulated)
         steps: list[None] = []
-        stepper = Stepper(training, data, cell, 0, ranks, collate=None, advance=partial(steps.append, None))
+        stepper = Stepper(training, data, partial(steps.append, None))
         stepper.step()
         steps.clear()
-        found[name] = record_exchanges(stepper, cell)
+        found[name] = record_exchanges(stepper)
         found[f"{name}, steps"] = len(steps)
     if rank == 0:
         out.write_text(json.dumps(found))

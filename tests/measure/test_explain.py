@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
-from harness.config.strategy_traits import BUILTIN_TRAITS, EXCHANGE_CPU
+from harness.config.strategy_traits import EXCHANGE_CPU
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
@@ -29,7 +29,7 @@ from harness.measure.profiles import (
     measure_communication,
     read_ddp_timers,
 )
-from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.stepper import Stepper, TimedWindow, TrainingData
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
@@ -55,10 +55,16 @@ class Net:
 
 def stepper_for(cell: Cell, workload: Any = None, samples: int = 64) -> Stepper:
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
-    training = Training(cell, workload or Net(), 0, ranks)
+    workload = workload or Net()
     x = torch.randn(samples, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(dim=1, keepdim=True))
-    return Stepper(training, data, cell, 0, ranks, collate=None, advance=lambda: None)
+    training = Training(cell, workload, 0, ranks)
+    return Stepper(training, TrainingData(cell, 0, ranks, data, data, workload), lambda: None)
+
+
+def of_strategy(stepper: Stepper, name: str) -> Stepper:
+    stepper.data = replace(stepper.data, cell=replace(CELL, strategy=name))
+    return stepper
 
 
 @pytest.mark.parametrize("cheap", [True, False])
@@ -116,13 +122,15 @@ def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch
     cell = replace(CELL, strategy="ddp", devices=2, strategy_options={"static_graph": True})
     asked: list[Any] = []
     monkeypatch.setattr(explaining, "measure_communication", lambda *args, **kw: (asked.append((*args, kw)) or [], {}))
-    stepper = cast(Any, SimpleNamespace(ranks=replace(stepper_for(CELL).ranks, rank=1, world_size=2)))
-    explained = explaining.explain(cell, stepper, SPEED, Net(), {})
+    ranks = replace(stepper_for(CELL).ranks, rank=1, world_size=2)
+    stepper = cast(Any, SimpleNamespace(ranks=ranks, data=SimpleNamespace(cell=cell)))
+    explained = explaining.explain(stepper, SPEED, {})
     assert explained == explaining.Explanation((), {"explain_error": explaining.STATIC_GRAPH})
     assert not asked
     marked_apart = replace(SPEED, windows=(SimpleNamespace(kind="phases"),))
+    stepper.data.cell = replace(cell, strategy_options={})
     for speed in (SPEED, marked_apart):
-        explaining.explain(replace(cell, strategy_options={}), stepper, speed, Net(), {})
+        explaining.explain(stepper, speed, {})
     assert [options[-1] for options in asked] == [{"detailed": True}, {"detailed": False}], "as the timed windows"
 
 
@@ -132,11 +140,11 @@ def test_on_one_device_ddp_has_a_window_without_exchange_too() -> None:
     ddp = replace(CELL, strategy="ddp")
     stepper = stepper_for(ddp)
     speed = measure_throughput(stepper, FAST)
-    explained = explaining.explain(ddp, stepper, speed, Net(), {})
+    explained = explaining.explain(stepper, speed, {})
     assert [window.kind for window in explained.windows] == ["alone"] and explained.exchanges == ()
-    recorded = explaining.explain(ddp, stepper, speed, Net(), {}, exchanges=True).exchanges
+    recorded = explaining.explain(stepper, speed, {}, exchanges=True).exchanges
     assert [row["operation"] for row in recorded] == ["all_reduce"]
-    bare = explaining.explain(CELL, stepper_for(CELL), speed, Net(), {}, exchanges=True)
+    bare = explaining.explain(stepper_for(CELL), speed, {}, exchanges=True)
     assert (bare.windows, bare.exchanges) == ((), ())
 
 
@@ -146,8 +154,8 @@ def test_without_memory_for_the_whole_model_fsdp_has_no_step_alone_on_any_rank(m
     training = SimpleNamespace(parameters=10**15)
     ranks = replace(stepper_for(CELL).ranks, rank=1, world_size=2)
     monkeypatch.setattr(Ranks, "sum", lambda ranks, fits: [fits[0] + 1.0])  # the other rank has room
-    stepper = cast(Any, SimpleNamespace(ranks=ranks, training=training))
-    assert explaining.explain(cell, stepper, SPEED, Net(), {}).facts == {"explain_error": explaining.TOO_LARGE}
+    stepper = cast(Any, SimpleNamespace(ranks=ranks, training=training, data=SimpleNamespace(cell=cell)))
+    assert explaining.explain(stepper, SPEED, {}).facts == {"explain_error": explaining.TOO_LARGE}
 
 
 class CountingNet(Net):
@@ -211,7 +219,7 @@ def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
 @pytest.mark.filterwarnings("ignore:.*Profiler.*")
 def test_the_emulated_replicas_report_their_collectives() -> None:
     stepper = stepper_for(replace(CELL, strategy="dp", devices=2, global_batch_size=16))
-    facts = measure_collectives(BUILTIN_TRAITS["dp"], stepper)
+    facts = measure_collectives(stepper)
     names = ("replicate", "scatter", "gather", "reduce")
     assert set(facts["exchange_s"]) == set(facts["exposed_s"]) == set(names)
     assert all(0 < facts["exposed_s"][name] <= facts["exchange_s"][name] for name in names)
@@ -224,7 +232,7 @@ def test_the_collectives_are_those_of_the_rank_that_waits_least(monkeypatch: pyt
     seen = [dict(zip(total_s, map(CollectiveTime, total_s.values(), of_rank), strict=True)) for of_rank in exposed_s]
     monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: MarkedSteps((0, 1), profiles.PROFILED_STEPS, []))
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [(times, *value[1:]) for times in seen])
-    found = measure_collectives(BUILTIN_TRAITS["fsdp"], stepper_for(CELL))
+    found = measure_collectives(of_strategy(stepper_for(CELL), "fsdp"))
     wanted_s = {"exchange_s": (9.0, 5.0, 3.0), "exposed_s": (5.0, 2.0, 3.0)}
     a_step = {kind: [seconds / profiles.PROFILED_STEPS for seconds in each] for kind, each in wanted_s.items()}
     assert found == {kind: dict(zip(total_s, seconds, strict=True)) for kind, seconds in a_step.items()}
@@ -255,9 +263,9 @@ def measured_on_a_gpu(
     monkeypatch.setattr(profiles, "profiled_steps", lambda stepper: profiled)
     monkeypatch.setattr(Stepper, "step", lambda stepper: None)
     monkeypatch.setattr(Ranks, "gather", lambda ranks, value: [value, (value[0], lost_by_other, 9, value[-1])])
-    stepper = stepper_for(CELL)
+    stepper = of_strategy(stepper_for(CELL), strategy)
     stepper.ranks = replace(stepper.ranks, devices=(torch.device("cuda", 0),))
-    return measure_collectives(BUILTIN_TRAITS[strategy], stepper)
+    return measure_collectives(stepper)
 
 
 @pytest.mark.parametrize("kernels", [True, False])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure.stepper import Seconds, Stepper, TimedWindow, of_all_ranks, step_seconds, window_rows
+from harness.measure.stepper import Seconds, Stepper, TimedWindow, TrainingData, of_all_ranks, step_seconds, window_rows
 from harness.measure.window import Window
 from harness.plan.cell import Cell
 from harness.plan.rows import WindowRow
@@ -37,8 +37,11 @@ class Counted(Regression):
 def test_with_accumulation_every_step_takes_its_own_micro_batches(data: str | None) -> None:
     cell = replace(CELL, data=data, training={"accumulation": PARTS})
     workload = Counted()
-    training, dataset = Training(cell, workload, 0, ONE), workload.datasets()[0]
-    stepper = Stepper(training, dataset, cell, 0, ONE, collate=None, advance=lambda: None)
+    training, data_of_rank = (
+        Training(cell, workload, 0, ONE),
+        TrainingData(cell, 0, ONE, *workload.datasets(), workload),
+    )
+    stepper = Stepper(training, data_of_rank, lambda: None)
     source, taken = stepper.fetch, []
     stepper.fetch = (taken.append(batch) or batch for batch in source)  # type: ignore[func-returns-value]
     stepper.step()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from harness.measure.explain import _arithmetic
-from harness.measure.stepper import Stepper
+from harness.measure.stepper import Stepper, TrainingData
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
 from harness.train.activation_checkpointing import Checkpointed, checkpointed
@@ -51,7 +51,8 @@ def stepper_of(cell: Cell, workload: Any) -> Stepper:
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
     x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
     data = TensorDataset(x, x.sum(dim=1, keepdim=True))
-    return Stepper(Training(cell, workload, 0, ranks), data, cell, 0, ranks, collate=None, advance=lambda: None)
+    training = Training(cell, workload, 0, ranks)
+    return Stepper(training, TrainingData(cell, 0, ranks, data, data, workload), lambda: None)
 
 
 def state_after(cell: Cell, workload: Any) -> dict[str, Tensor]:
@@ -151,7 +152,7 @@ def test_less_is_kept_for_backward() -> None:
 
 
 def test_a_second_forward_pass_is_no_model_flop() -> None:
-    counted = [_arithmetic(cell, stepper_of(cell, Blocks()), Blocks(), {}) for cell in (NONE, FULL)]
+    counted = [_arithmetic(stepper_of(cell, Blocks()), {}) for cell in (NONE, FULL)]
     assert counted[0]["flops_per_unit"] == counted[1]["flops_per_unit"] == 2 * 3 * (3 * 16 + 4) - 2 * 16
 
 

@@ -15,7 +15,8 @@ from torchvision.datasets import CIFAR10
 
 from harness.config.load import load_experiment
 from harness.config.sections import Convergence
-from harness.measure.convergence import EpochData, Epochs
+from harness.measure.convergence import Epochs
+from harness.measure.stepper import TrainingData
 from harness.plan.planner import make_plan
 from harness.train import workloads
 from harness.train.loader import epoch_order
@@ -73,7 +74,7 @@ def test_the_recipe_is_the_loop_written_by_hand(
     training = Training(cell, workload, SEED, ranks)
     initial = {name: value.clone() for name, value in training.unwrapped.state_dict().items()}
     train, validation = workload.datasets()
-    run = Epochs(training, EpochData(cell, SEED, ranks, Subset(train, range(IMAGES)), validation))
+    run = Epochs(training, TrainingData(cell, SEED, ranks, Subset(train, range(IMAGES)), validation, workload))
     run.run(Convergence(epochs=EPOCHS), lambda: None)
     losses, rates = by_hand(tmp_path, initial, devices)
     assert run.steps.columns["loss"] == pytest.approx(losses, rel=1e-5)

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from harness.config.sections import Convergence
-from harness.measure.convergence import EpochData, Epochs
+from harness.measure.convergence import Epochs
+from harness.measure.stepper import TrainingData
 from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.ranks import Ranks
@@ -23,7 +24,7 @@ def learn(workload: str, model: str, optimizer: dict[str, Any], epochs: int, **o
     cell = replace(base, optimizer=optimizer, workload_options=options)
     built = workloads.build(cell)
     training = Training(cell, built, 0, ONE)
-    data = EpochData(cell, 0, ONE, *built.datasets(), built)
+    data = TrainingData(cell, 0, ONE, *built.datasets(), built)
     run = Epochs(training, data)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small operators: two threads wait for each other more than they help
