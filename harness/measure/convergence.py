@@ -21,7 +21,6 @@ from harness.errors import WorkloadError
 from harness.measure.stepper import (
     WINDOW_KEYS,
     Divergence,
-    TimedWindow,
     TrainingData,
     earliest,
     first_in,
@@ -267,6 +266,7 @@ class Epochs:
                 synchronize=lambda: synchronize(self.ranks.devices),
                 advance=advance_and_collect,
                 micro_batches=parts,
+                kind="epochs",
             )
             rate = float(groups[0]["lr"])
         return self._mean_loss(window, epoch), rate
@@ -279,7 +279,7 @@ class Epochs:
         diverged = first_in(means, self.ranks.rank, steps_before)
         if diverged is None and not self.training.finite([]):
             diverged = Divergence(self.ranks.rank)
-        (row,) = window_rows(self.ranks.rank, [TimedWindow("epochs", window, sum(own_weights))])
+        (row,) = window_rows(self.ranks.rank, [window])
         now, before = cast(Json, row), cast(Json, self.window or {})
         now |= {name: now[name] + before.get(name, 0) for name in now if name not in WINDOW_KEYS}
         self.window = row

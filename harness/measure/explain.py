@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from harness.measure.exchanges import other_exchanges, record_exchanges
 from harness.measure.flops import count_flops, first_samples, measured_peak
 from harness.measure.profiles import ROUNDS, measure_alone, measure_communication, steps_of_a_round
-from harness.measure.stepper import Stepper, TimedWindow
+from harness.measure.stepper import Stepper
 from harness.measure.throughput import ThroughputMeasurement
-from harness.measure.window import Clock, elapsed_s
+from harness.measure.window import Clock, Window, elapsed_s
 from harness.plan.rows import ExchangeRow, TrialFacts
 from harness.system.process import no_garbage_collection
 from harness.train.ranks import Cache
@@ -105,7 +105,7 @@ class Explanation:
     FLOPs, peaks and exchanges are rank 0's.
     """
 
-    windows: tuple[TimedWindow, ...] = ()
+    windows: tuple[Window, ...] = ()
     facts: TrialFacts = field(default_factory=TrialFacts)
     exchanges: tuple[ExchangeRow, ...] = ()
 
@@ -118,7 +118,7 @@ def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exc
     Nothing is profiled here: timed trials follow in this process.
     """
     cell = stepper.data.cell
-    windows: list[TimedWindow] = []
+    windows: list[Window] = []
     facts: TrialFacts = {}
     detailed = all(window.kind != "phases" for window in speed.windows)
     if cell.traits.wrapper_cost or cell.traits.explained_by == "removal":
@@ -135,7 +135,7 @@ def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exc
     return Explanation(tuple(windows), facts, recorded)
 
 
-def _without_exchange(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
+def _without_exchange(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[Window], TrialFacts]:
     """Return windows of each rank's own steps, and facts; the reason if there can be no such step."""
     cell = stepper.data.cell
     if cell.strategy_options.get("static_graph"):

@@ -19,8 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from harness.config.strategy_traits import ALL_REDUCE, EXCHANGE_CPU, ProfiledPart
-from harness.measure.stepper import Stepper, TimedWindow
-from harness.measure.window import synchronize
+from harness.measure.stepper import Stepper
+from harness.measure.window import Window, synchronize
 from harness.plan.rows import TrialFacts
 from harness.train.ranks import Ranks
 from harness.train.strategies.ddp import broadcasts_buffers
@@ -342,14 +342,14 @@ def _profiled(stepper: Stepper) -> torch.profiler.profile:
     return profiler
 
 
-def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[TimedWindow]:
+def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[Window]:
     """Measure a window of half of ``steps`` without exchange, after which the training is of no further use."""
     with stepper.training.without_exchange():
         stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
         return [stepper.window("alone", ROUNDS * steps_of_a_round(steps), detailed=detailed)]
 
 
-def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[TimedWindow], TrialFacts]:
+def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[Window], TrialFacts]:
     """Measure windows of a quarter of ``steps``, in turn without and with gradient exchange, and read DDP's own timers.
 
     Without exchange no rank waits for another, so the window shows the rank's own time. Parameters, buffers and
@@ -358,7 +358,7 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
     training = stepper.training
     count = steps_of_a_round(steps)
     before = training.snapshot()
-    windows: list[TimedWindow] = []
+    windows: list[Window] = []
     for _ in range(ROUNDS):
         with training.without_exchange():
             stepper.window("alone", 1, detailed=detailed)  # this step still broadcasts buffers: not kept
@@ -374,7 +374,7 @@ def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tu
     return windows, timers
 
 
-def cpu_of_exchange(windows: Sequence[TimedWindow], model: nn.Module, ranks: Ranks) -> float:
+def cpu_of_exchange(windows: Sequence[Window], model: nn.Module, ranks: Ranks) -> float:
     """Return the CPU seconds of a step with exchange beyond those without, less those of its broadcast of buffers.
 
     The mean over ranks, of the thread that trains; of all threads, gloo's among them, if no processor is free for the
@@ -386,7 +386,7 @@ def cpu_of_exchange(windows: Sequence[TimedWindow], model: nn.Module, ranks: Ran
     clock = time.process_time if is_full else time.thread_time
     a_step: dict[str, float] = {}
     for kind in ("alone", "together"):
-        of_kind = [each.window for each in windows if each.kind == kind]
+        of_kind = [window for window in windows if window.kind == kind]
         cpu_s = sum(window.process_cpu_s if is_full else window.thread_cpu_s for window in of_kind)
         a_step[kind] = cpu_s / sum(window.steps for window in of_kind)
     broadcasts_s: list[float] = []

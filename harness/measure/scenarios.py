@@ -148,7 +148,7 @@ def throughput(context: TrialContext) -> TrialResult:
         return replace(setup.blank, outcome="diverged", reason=str(error), steps_s=spent_s, facts=facts)
     context.rank_facts |= {**setup.of_rank(context), **speed.load, **step_quantiles(speed.windows)}
     for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
-        context.parts[part] = sum(each.window.duration_s for each in speed.windows if each.kind == kind)
+        context.parts[part] = sum(each.duration_s for each in speed.windows if each.kind == kind)
     if compile_s := setup.training.compile_s:  # in the first steps
         context.parts |= {"compile": compile_s, "warmup": max(0.0, context.parts["warmup"] - compile_s)}
     measured = _measured(context, setup, speed, stepper.spent_s)

@@ -41,15 +41,6 @@ Seconds = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class TimedWindow:
-    """One rank's window, its kind, and the samples or tokens that the rank trained on in it."""
-
-    kind: WindowKind
-    window: Window
-    weight: float
-
-
-@dataclass(frozen=True)
 class TrainingData:
     """The data of a training on one rank, and how its batches are drawn. Raises SkipTrial if there is too little."""
 
@@ -151,7 +142,7 @@ class Stepper:
         """Return the micro-batches of a step, each fetched and copied when it is asked for."""
         return map(self.copy, islice(self.fetch, self.micro_batches))
 
-    def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> TimedWindow:
+    def window(self, kind: WindowKind, steps: int, *, detailed: bool = True) -> Window:
         """Measure a window; raise WorkloadError if the weights of loss() are not those of the batches."""
         self.ranks.barrier()
         training, share = self.training, self.share
@@ -164,16 +155,16 @@ class Stepper:
             synchronize=lambda: synchronize(self.ranks.devices),
             advance=self._advance,
             micro_batches=self.micro_batches,
+            kind=kind,
         )
         self.spent_s += window.duration_s
-        weight = sum(window.values["weight"])
         samples = share.samples * steps
-        if training.unit == "samples" and weight != samples:
+        if training.unit == "samples" and window.weight != samples:
             raise WorkloadError(
-                f"loss() gave a weight of {weight:g} for {steps} batches of {share.samples} samples, in all {samples}; "
-                "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
+                f"loss() gave a weight of {window.weight:g} for {steps} batches of {share.samples} samples, in all "
+                f"{samples}; with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
             )
-        return TimedWindow(kind, window, weight)
+        return window
 
 
 KEPT = 5
@@ -230,12 +221,12 @@ class ScaleDiverged(Exception):
     """Updates are still skipped after MOST_STEPS; raised on every rank alike."""
 
 
-def rounds_until_unskipped(stepper: Stepper, steps: int, taken: int) -> list[TimedWindow]:
+def rounds_until_unskipped(stepper: Stepper, steps: int, taken: int) -> list[Window]:
     """Take further warm-up rounds of ``steps`` until UNSKIPPED updates in a row; raise ScaleDiverged.
 
     ``taken``: the warm-up steps before. No round unless the precision is fp16.
     """
-    rounds: list[TimedWindow] = []
+    rounds: list[Window] = []
     while scale := stepper.ranks.broadcast(stepper.training.loss_scale()):
         if scale.unskipped >= UNSKIPPED:
             break
@@ -256,31 +247,29 @@ def scale_columns(before: LossScale | None, after: LossScale | None, steps: int)
     return {"loss_scale": after.scale, "skipped_updates": after.skipped_since(before, steps)}
 
 
-def window_rows(rank: int, windows: Sequence[TimedWindow], first: int = 0) -> list[WindowRow]:
+def window_rows(rank: int, windows: Sequence[Window], first: int = 0) -> list[WindowRow]:
     """Return one row per window of one rank, numbered from ``first``, with the seconds of each phase."""
     rows: list[WindowRow] = []
-    for index, each in enumerate(windows, first):
-        window = each.window
+    for index, window in enumerate(windows, first):
         sums = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
         sums |= {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
         rows.append(
             {
                 "rank": rank,
                 "window": index,
-                "window_kind": each.kind,
+                "window_kind": window.kind,
                 "duration_s": window.duration_s,
                 "steps": window.steps,
-                "weight": each.weight,
+                "weight": window.weight,
                 **cast(PhaseSeconds, sums),
             }
         )
     return rows
 
 
-def step_seconds(windows: Sequence[TimedWindow]) -> list[Seconds]:
+def step_seconds(windows: Sequence[Window]) -> list[Seconds]:
     """Return the seconds of the steps of each window, without a wait by the same clock."""
-    taken = [each.window for each in windows]
-    return [np.asarray(w.step_s) - (0.0 if w.host_phases else np.asarray(w.wait_s)) for w in taken]
+    return [np.asarray(w.step_s) - (0.0 if w.host_phases else np.asarray(w.wait_s)) for w in windows]
 
 
 def of_all_ranks(ranks: Sequence[tuple[list[WindowRow], list[Seconds]]]) -> list[WindowRow]:
@@ -299,12 +288,11 @@ def of_all_ranks(ranks: Sequence[tuple[list[WindowRow], list[Seconds]]]) -> list
     return [row for rows, _ in ranks for row in rows]
 
 
-def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
+def step_columns(rank: int, windows: Sequence[Window]) -> StepColumns:
     """Return one row per step of one rank, in columns, with what the steps report; ``loss`` is over their weight."""
     parts: list[StepColumns] = []
-    for index, timed_window in enumerate(windows):
-        window = timed_window.window
-        if timed_window.kind in STEPPED:
+    for index, window in enumerate(windows):
+        if window.kind in STEPPED:
             reported = {name: np.array(values) for name, values in window.values.items() if name != "weight"}
             if reported:
                 reported["loss"] /= np.maximum(window.values["weight"], 1.0)
@@ -313,7 +301,7 @@ def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
                     "rank": np.full(window.steps, rank),
                     "window": np.full(window.steps, index),
                     "step": np.arange(window.steps),
-                    "warmup": np.full(window.steps, timed_window.kind == "warmup"),
+                    "warmup": np.full(window.steps, window.kind == "warmup"),
                     "step_s": np.array(window.step_s, dtype=float),
                     "wait_s": np.array(window.wait_s, dtype=float),
                     **reported,
@@ -322,9 +310,9 @@ def step_columns(rank: int, windows: Sequence[TimedWindow]) -> StepColumns:
     return joined(parts)
 
 
-def step_quantiles(windows: Sequence[TimedWindow]) -> RankFacts:
+def step_quantiles(windows: Sequence[Window]) -> RankFacts:
     """Return quantiles of one rank's timed steps, in seconds."""
-    step_s = [seconds for each in windows if each.kind == "timed" for seconds in each.window.step_s]
+    step_s = [seconds for each in windows if each.kind == "timed" for seconds in each.step_s]
     p5, median, p95 = map(float, np.percentile(step_s, (5, 50, 95)))
     return {"step_p5_s": p5, "step_s": median, "step_p95_s": p95}
 

@@ -15,9 +15,9 @@ import numpy as np
 import psutil
 
 from harness.config.sections import Throughput
-from harness.measure.stepper import Stepper, TimedWindow, rounds_until_unskipped, scale_columns
+from harness.measure.stepper import Stepper, rounds_until_unskipped, scale_columns
 from harness.measure.telemetry import open_telemetry, summarise
-from harness.measure.window import phases_are_cheap
+from harness.measure.window import Window, phases_are_cheap
 from harness.plan.planner import least_warmup_s
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE, RankFacts, TrialFacts
 from harness.train.ranks import Ranks
@@ -83,7 +83,7 @@ class ThroughputMeasurement:
     scale of fp16, and the updates that it skipped.
     """
 
-    windows: tuple[TimedWindow, ...]
+    windows: tuple[Window, ...]
     window_steps: int
     finite: bool
     steady: bool
@@ -101,13 +101,13 @@ def measure_throughput(
     """
     ranks = stepper.ranks
     rounds, warm_up = _warm_up(stepper, settings)
-    rounds += rounds_until_unskipped(stepper, settings.warmup_steps, sum(each.window.steps for each in rounds))
+    rounds += rounds_until_unskipped(stepper, settings.warmup_steps, sum(each.steps for each in rounds))
     pace_s = warm_up.pace_s
     detailed = phases_are_cheap(ranks.devices[0], stepper.micro_batches, pace_s)
     steps, detailed = ranks.broadcast((window_length(settings, pace_s), detailed))
     scale = stepper.training.loss_scale()
     monitor = LoadMonitor(ranks, shared)
-    timed: list[TimedWindow] = []
+    timed: list[Window] = []
     while len(timed) < settings.windows:
         if between:
             monitor.leave_out(between)
@@ -116,7 +116,7 @@ def measure_throughput(
         monitor.leave_out(between)
     used = monitor.columns(sum(window.weight for window in timed))
     facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
-    finite = stepper.training.finite(timed[-1].window.values["loss"])
+    finite = stepper.training.finite(timed[-1].values["loss"])
     flags = ranks.sum([float(finite)])
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
     return ThroughputMeasurement(
@@ -194,14 +194,13 @@ class WarmUp:
         return self.over
 
 
-def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[TimedWindow], WarmUp]:
+def _warm_up(stepper: Stepper, settings: Throughput) -> tuple[list[Window], WarmUp]:
     """Take rounds of warm-up steps until rank 0 finds them steady; return them."""
-    ranks, rounds = stepper.ranks, list[TimedWindow]()
+    ranks, rounds = stepper.ranks, list[Window]()
     warm_up = WarmUp(settings, ranks.devices[0].type)
     while not warm_up.over:
         rounds.append(stepper.window("warmup", warm_up.steps))
-        window = rounds[-1].window
-        warm_up.add(window.step_s, window.duration_s)
+        warm_up.add(rounds[-1].step_s, rounds[-1].duration_s)
         decided = ranks.broadcast((warm_up.over, warm_up.steady, warm_up.steps))
         warm_up.over, warm_up.steady, warm_up.steps = decided
     return rounds, warm_up

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from harness.plan.rows import WindowKind
 from harness.system.process import no_garbage_collection
 from harness.train.training import COPIED, FETCHED, NEXT, START, STEP, Mark, Phase, StepValues
 
@@ -41,8 +43,7 @@ With accumulation the batch is an iterator over its micro-batches.
 Copy = Callable[[object], object]
 
 
-@dataclass(frozen=True)
-class StepTimings:
+class StepTimings(NamedTuple):
     """Seconds of each step, of each step's wait, and of the whole window by phase (empty if not marked)."""
 
     step_s: Sequence[float]
@@ -183,15 +184,17 @@ class Window:
     """One rank's window: its duration, each step's time and the part of it that waited for data, in seconds.
 
     ``phases``: seconds of the whole window by phase, on the host's clock on a CPU, on the stream's on a GPU, where
-    ``host_phases`` has the host's; empty if they were not marked.
-    ``values``: what the steps report, by name, with one entry a step; empty of a script's.
+    ``host_phases`` has the host's; empty if they were not marked. ``weight``: samples or tokens that the rank trained
+    on in it. ``values``: what the steps report, by name, with one entry a step; empty of a script's.
     """
 
+    kind: WindowKind
     duration_s: float
     step_s: Sequence[float]
     wait_s: Sequence[float]
     phases: Mapping[str, float]
     host_phases: Mapping[str, float]
+    weight: float = 0.0
     values: Mapping[str, Sequence[float]] = field(default_factory=dict)
     thread_cpu_s: float = 0.0
     """CPU time of the thread that trains."""
@@ -229,6 +232,7 @@ def measure_window(
     advance: Callable[[], None],
     clock: Clock = time.perf_counter,
     micro_batches: int = 1,
+    kind: WindowKind = "timed",
 ) -> Window:
     """Take ``steps`` steps on batches that are fetched and copied. ``advance``, once a step, never waits."""
     taken: list[StepValues] = []
@@ -256,7 +260,7 @@ def measure_window(
         thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
     read = marks.read()
     values = dict(zip(StepValues._fields, map(_read, _joined(kept, taken)), strict=True))
-    return Window(duration, read.step_s, read.wait_s, read.phases, read.host_phases, values, thread_s, process_s)
+    return Window(kind, duration, *read, sum(values["weight"]), values, thread_s, process_s)
 
 
 def _joined(kept: Sequence[list[Tensor | float]], taken: Sequence[StepValues]) -> list[list[Tensor | float]]:

@@ -19,7 +19,6 @@ from harness.launch.protocol import GroupStarted, Job, Measured, Message
 from harness.measure import environment, scenarios
 from harness.measure.explain import Explanation
 from harness.measure.scenarios import TrialContext
-from harness.measure.stepper import TimedWindow
 from harness.measure.throughput import ThroughputMeasurement
 from harness.measure.window import Window
 from harness.plan.planner import Plan
@@ -130,12 +129,12 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
         topology = {"gpus": gpus, "links": links_of_node, "apart": [], "numa": [0] * PER_NODE, "driver": "1"}
         return {**here, "node_id": node_id, "devices": [described(devices[0])], "topology": topology}
 
-    def window(random: np.random.Generator, kind: Any, count: int) -> TimedWindow:
+    def window(random: np.random.Generator, kind: Any, count: int) -> Window:
         step_s = 0.02 * random.lognormal(sigma=0.05, size=count)
         phases = {phase: step_s.sum() / len(PHASES) for phase in PHASES}
         values = {"loss": random.lognormal(size=count), "weight": np.full(count, 32.0)}
-        whole = Window(float(step_s.sum()), step_s, 0.01 * step_s, phases, dict(phases), values)  # type: ignore[arg-type]
-        return TimedWindow(kind, whole, 32.0 * count)
+        wait_s: Any = 0.01 * step_s
+        return Window(kind, float(step_s.sum()), step_s, wait_s, phases, dict(phases), 32.0 * count, values)  # type: ignore[arg-type]
 
     def measured(stepper: TrialContext, settings: object, **options: object) -> ThroughputMeasurement:
         random = np.random.default_rng([stepper.ranks.rank, *stepper.trial.id.encode()])

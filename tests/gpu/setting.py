@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from harness.config.load import parse_experiment
-from harness.measure.stepper import Stepper, TimedWindow, TrainingData
+from harness.measure.stepper import Stepper, TrainingData
+from harness.measure.window import Window
 from harness.plan.cell import Cell
 from harness.plan.grid import expand
 from harness.plan.inventory import Machine
@@ -75,12 +76,12 @@ def steps_for(stepper: Stepper, seconds: float, warm_up: int = 20) -> int:
     return max(5, round(seconds / pace_s(stepper.window("warmup", max(5, warm_up // 2), detailed=False))))
 
 
-def pace_s(window: TimedWindow) -> float:
+def pace_s(window: Window) -> float:
     """Return the seconds of a step: the window's duration over its steps."""
-    return window.window.duration_s / window.window.steps
+    return window.duration_s / window.steps
 
 
-def median_pace_s(windows: list[TimedWindow]) -> float:
+def median_pace_s(windows: list[Window]) -> float:
     return statistics.median(map(pace_s, windows))
 
 

@@ -29,7 +29,7 @@ from harness.measure.profiles import (
     measure_communication,
     read_ddp_timers,
 )
-from harness.measure.stepper import Stepper, TimedWindow, TrainingData
+from harness.measure.stepper import Stepper, TrainingData
 from harness.measure.throughput import measure_throughput
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
@@ -76,9 +76,9 @@ def test_timed_windows_mark_their_phases_where_that_is_cheap(monkeypatch: pytest
     assert 2 <= rounds <= FAST.warmup_rounds
     assert kinds == ["warmup"] * rounds + ["timed"] * 2 + ["phases"] * (not cheap)
     timed, marked = speed.windows[rounds : rounds + 2], speed.windows[rounds + 2 :]
-    assert [(window.weight, bool(window.window.phases)) for window in timed] == [(32.0, cheap)] * 2
-    assert all(window.window.steps == 3 for window in marked)
-    for window in (one.window for one in (timed if cheap else marked)):
+    assert [(window.weight, bool(window.phases)) for window in timed] == [(32.0, cheap)] * 2
+    assert all(window.steps == 3 for window in marked)
+    for window in timed if cheap else marked:
         assert sum(window.phases.values()) == pytest.approx(sum(window.step_s), rel=1e-9)
         assert sum(window.step_s) <= window.duration_s and min(window.phases["forward"], window.phases["backward"]) > 0
     assert speed.finite and speed.window_steps == FAST.window_steps and speed.load["watched_s"] > 0
@@ -175,7 +175,7 @@ def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_commun
     before = stepper.training.snapshot()
     windows, result = measure_communication(stepper, 20, detailed=True)
     assert [window.kind for window in windows] == ["alone", "together"] * 2
-    assert {window.window.steps for window in windows} == {5}
+    assert {window.steps for window in windows} == {5}
     assert set(result) in ({"exchange_s", "exposed_s"}, {"exchange_s"})  # on one process DDP may tell nothing
     assert EXCHANGE_CPU in result["exchange_s"]
     after = stepper.training.snapshot()
@@ -194,9 +194,8 @@ def test_state_with_buffers_that_are_not_persistent_is_restored_after_the_commun
 def test_the_exchanges_cpu_time_is_that_of_all_threads_if_no_processor_is_free(
     monkeypatch: pytest.MonkeyPatch, ranks_here: int, threads: int, cpu_s: float
 ) -> None:
-    def window(kind: Any, thread_cpu_s: float, process_cpu_s: float) -> TimedWindow:
-        of_one: Any = SimpleNamespace(steps=10, thread_cpu_s=thread_cpu_s, process_cpu_s=process_cpu_s)
-        return TimedWindow(kind, of_one, 1.0)
+    def window(kind: Any, thread_cpu_s: float, process_cpu_s: float) -> Any:
+        return SimpleNamespace(kind=kind, steps=10, thread_cpu_s=thread_cpu_s, process_cpu_s=process_cpu_s)
 
     windows = [window("alone", 10, 11), window("together", 11, 14), window("alone", 20, 21), window("together", 21, 24)]
     monkeypatch.setattr(profiles.os, "sched_getaffinity", lambda process: {3, 5})

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure.stepper import Seconds, Stepper, TimedWindow, TrainingData, of_all_ranks, step_seconds, window_rows
+from harness.measure.stepper import Seconds, Stepper, TrainingData, of_all_ranks, step_seconds, window_rows
 from harness.measure.window import Window
 from harness.plan.cell import Cell
 from harness.plan.rows import WindowRow
@@ -50,16 +50,16 @@ def test_with_accumulation_every_step_takes_its_own_micro_batches(data: str | No
     assert len(batch[0]) == BATCH // PARTS
     window = stepper.window("timed", 2)
     assert workload.sizes == [BATCH // PARTS] * 3 * PARTS
-    assert window.weight == 2 * BATCH and window.window.steps == 2
+    assert window.weight == 2 * BATCH and window.steps == 2
 
 
-def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> TimedWindow:
+def alone(step_s: list[float], *, wait_s: float = 0.0, on_gpu: bool = False) -> Window:
     host = {"wait": 1.0} if on_gpu else {}
     waits = [wait_s] * len(step_s)
-    return TimedWindow("alone", Window(sum(step_s), step_s, waits, {}, host), 1.0)
+    return Window("alone", sum(step_s), step_s, waits, {}, host, 1.0)
 
 
-def of_rank(rank: int, windows: list[TimedWindow], first: int) -> tuple[list[WindowRow], list[Seconds]]:
+def of_rank(rank: int, windows: list[Window], first: int) -> tuple[list[WindowRow], list[Seconds]]:
     return window_rows(rank, windows, first), step_seconds(windows)
 
 
@@ -84,5 +84,5 @@ def test_the_wait_for_data_is_no_work_of_a_rank_and_other_windows_have_no_slowes
     assert of_all_ranks(waiting)[0]["in_turn_s"] == pytest.approx(6.0 - 4.0)
     on_gpu = of_rank(0, [alone([2.0, 4.0], wait_s=9.0, on_gpu=True)], 0)  # its clock is the host's, not the stream's
     assert on_gpu[1][0].tolist() == [2.0, 4.0]
-    together = TimedWindow("together", alone([1.0]).window, 1.0)
+    together = replace(alone([1.0]), kind="together")
     assert "in_turn_s" not in of_all_ranks([of_rank(0, [together], 0)])[0] and of_all_ranks([of_rank(0, [], 0)]) == []

@@ -11,7 +11,6 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure import throughput
-from harness.measure.stepper import TimedWindow
 from harness.measure.throughput import _warm_up, is_steady
 from harness.measure.window import Window
 from harness.plan.rows import WindowKind
@@ -29,10 +28,10 @@ class Stepper:
         self.ranks, self.step_s, self.first_s = ranks, step_s, first_s or step_s
         self.steps: list[int] = []
 
-    def window(self, kind: WindowKind, steps: int) -> TimedWindow:
+    def window(self, kind: WindowKind, steps: int) -> Window:
         step_s = self.step_s if self.steps else self.first_s
         self.steps.append(steps)
-        return TimedWindow(kind, Window(step_s * steps, [step_s] * steps, [0.0] * steps, {}, {}, {"loss": []}), 0.0)
+        return Window(kind, step_s * steps, [step_s] * steps, [0.0] * steps, {}, {}, 0.0, {"loss": []})
 
 
 def warmed_up(stepper: Any, settings: Throughput = SETTINGS) -> tuple[list[int], bool]:
@@ -62,7 +61,7 @@ def test_rounds_go_on_until_two_are_alike(ranks: Ranks, first_s: float, settings
 
 def test_a_warm_up_that_never_becomes_steady_ends_after_its_rounds() -> None:
     class Slowing(Stepper):
-        def window(self, kind: WindowKind, steps: int) -> TimedWindow:
+        def window(self, kind: WindowKind, steps: int) -> Window:
             self.step_s *= 1.5
             return super().window(kind, steps)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -14,7 +15,7 @@ import torch
 
 from harness.config.sections import Throughput
 from harness.measure import window as windows
-from harness.measure.stepper import TimedWindow, of_slowest, step_columns, step_quantiles
+from harness.measure.stepper import of_slowest, step_columns, step_quantiles
 from harness.measure.throughput import pace, window_length
 from harness.measure.window import CudaTimer, HostTimer, Marks, Window, marks_for, measure_window
 from harness.train.training import STEP, Phase
@@ -317,9 +318,9 @@ def test_without_detail_a_gpu_records_one_event_a_step(gpu: torch.device) -> Non
     assert len(result.wait_s) == 3
 
 
-def timed(step_s: list[float], wait_s: list[float], losses: list[float], **more: list[float]) -> TimedWindow:
+def timed(step_s: list[float], wait_s: list[float], losses: list[float], **more: list[float]) -> Window:
     values = {"loss": losses, "weight": [2.0] * len(step_s), **more}
-    return TimedWindow("timed", Window(sum(step_s), step_s, wait_s, {}, {}, values), 1.0)
+    return Window("timed", sum(step_s), step_s, wait_s, {}, {}, 1.0, values)
 
 
 def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
@@ -333,12 +334,12 @@ def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept()
     assert kept["wait_rank"].tolist()[::2] == [1, 0]
     np.testing.assert_equal(kept["loss"], [1.0, 1.0, nan])  # a loss of one rank that is not finite shows
     assert kept["grad_norm"].tolist() == [3.0, 2.0, 0.5] and "weight" not in kept  # whatever a step reports
-    of_script = TimedWindow("timed", Window(3.0, [1.0, 2.0], [0.0, 0.0], {}, {}), 1.0)
+    of_script = Window("timed", 3.0, [1.0, 2.0], [0.0, 0.0], {}, {}, 1.0)
     assert list(step_columns(0, [of_script])) == ["rank", "window", "step", "warmup", "step_s", "wait_s"]
     assert of_slowest([{}, {}]) == {}
 
 
 def test_quantiles_of_a_rank_are_those_of_its_timed_steps() -> None:
-    warm = TimedWindow("warmup", timed([9.0], [0.0], [0.0]).window, 1.0)
+    warm = replace(timed([9.0], [0.0], [0.0]), kind="warmup")
     found = step_quantiles([warm, timed([float(n) for n in range(101)], [0.0] * 101, [0.0] * 101)])
     assert found == {"step_p5_s": 5.0, "step_s": 50.0, "step_p95_s": 95.0}

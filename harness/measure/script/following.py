@@ -311,7 +311,7 @@ def result(
         "settings": "",
     }
     for part, kind in {"warmup": "warmup", "windows": "timed"}.items():
-        context.parts[part] = sum(each.window.duration_s for each in windows if each.kind == kind)
+        context.parts[part] = sum(each.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
     gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
     by_rank = [steps for _, steps in gathered]

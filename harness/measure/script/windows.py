@@ -13,7 +13,6 @@ from harness.measure.profiles import PROFILED_STEPS
 from harness.measure.script.messages import Finished
 from harness.measure.script.parent import ScriptFailed
 from harness.measure.script.profiling import ProfiledSteps
-from harness.measure.stepper import TimedWindow
 from harness.measure.window import Window
 from harness.plan.rows import TrialFacts, WindowKind
 
@@ -21,20 +20,20 @@ LEAST_TIMED = 2
 """The least number of steps that make a window of a script that ends early."""
 
 
-def profiled_windows(profile: ProfiledSteps) -> list[TimedWindow]:
+def profiled_windows(profile: ProfiledSteps) -> list[Window]:
     """Return the profiled steps without their exchange and, on a GPU, whose timed windows mark no wait, whole.
 
     ``idle_s`` is the part of the GPU's idle time in which the host waits for data.
     """
 
-    def window(kind: WindowKind, step_s: float) -> TimedWindow:
+    def window(kind: WindowKind, step_s: float) -> Window:
         steps, idle_s = PROFILED_STEPS, profile.idle_s
         duration_s = steps * step_s
         by_host = with_rest({"wait": steps * profile.wait_s}, duration_s)
         phases = by_host if idle_s is None else with_rest({"idle": steps * min(idle_s, profile.wait_s)}, duration_s)
         seconds = [step_s] * steps
         of_host = {} if idle_s is None else by_host
-        return TimedWindow(kind, Window(duration_s, seconds, [0.0] * steps, phases, of_host), 0.0)
+        return Window(kind, duration_s, seconds, [0.0] * steps, phases, of_host)
 
     of_gpu = [] if profile.idle_s is None else [window("phases", profile.step_s)]
     return [window("alone", profile.step_s - profile.exposed_s), *of_gpu]
@@ -58,7 +57,7 @@ def exchange_of(profiles: Sequence[ProfiledSteps]) -> TrialFacts:
     return {"exchange_s": {name: least.exchange_s}, "exposed_s": {name: least.exposed_s}}
 
 
-def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[TimedWindow]:
+def windows_of(end: Finished, settings: Throughput, stated: float | None) -> list[Window]:
     """Return the warm-up and the timed windows of a script's steps.
 
     ``stated``: samples of a step; None: those that were counted. Of a script that ended early the complete windows
@@ -79,7 +78,7 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
 
     def window(
         kind: WindowKind, edge: tuple[int, float], end_edge: tuple[int, float], by_device: Sequence[float] = ()
-    ) -> TimedWindow:
+    ) -> Window:
         """Return the window of the steps after that of the first edge, up to that of the second."""
         (first, began), (last, over) = edge, end_edge
         of = slice(first, last)
@@ -89,8 +88,8 @@ def windows_of(end: Finished, settings: Throughput, stated: float | None) -> lis
             seconds = np.where(pause[of] > 0, seconds, by_device)
         # a GPU may compute while the host waits
         phases = {} if end.facts.gpus else with_rest({"wait": float(waits[of].sum())}, duration)
-        measured = Window(duration, seconds.tolist(), waits[of].tolist(), phases, {})
-        return TimedWindow(kind, measured, float(samples[of].sum()))
+        weight = float(samples[of].sum())
+        return Window(kind, duration, seconds.tolist(), waits[of].tolist(), phases, {}, weight)
 
     start = edges[0][0]
     warm_up = [window("warmup", (1, float(ended[0])), (start, float(ended[start - 1])))] if start > 1 else []

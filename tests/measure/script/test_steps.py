@@ -50,28 +50,28 @@ def test_windows_are_between_their_edges_and_the_warm_up_begins_after_the_first_
     end = finished([1.0, 2.0, 3.0, 4.5, 6.0, 7.0, 8.0], [(3, 3.1), (5, 6.2), (7, 8.1)])
     found = windows_of(end, SETTINGS, None)
     assert [each.kind for each in found] == ["warmup", "timed", "timed"]
-    assert {(each.window.steps, each.weight) for each in found} == {(2, 64.0)}
-    assert [each.window.duration_s for each in found] == pytest.approx([2.0, 3.1, 1.9])
-    assert list(found[1].window.step_s) == pytest.approx([1.4, 1.5])  # from the edge, when the device is done
-    assert list(found[1].window.wait_s) == [0.1, 0.1]
+    assert {(each.steps, each.weight) for each in found} == {(2, 64.0)}
+    assert [each.duration_s for each in found] == pytest.approx([2.0, 3.1, 1.9])
+    assert list(found[1].step_s) == pytest.approx([1.4, 1.5])  # from the edge, when the device is done
+    assert list(found[1].wait_s) == [0.1, 0.1]
 
 
 def test_stated_samples_take_the_place_of_counted_ones_and_pauses_are_no_time_of_a_window() -> None:
     end = finished([1.0, 2.0, 3.0, 7.0, 8.0], [(2, 2.0), (5, 8.0)], pause_s=[0.0, 0.0, 0.0, 3.0, 0.0])
     _, timed = windows_of(end, SETTINGS, 5.0)
-    assert timed.weight == 15.0 and timed.window.duration_s == pytest.approx(3.0)
-    assert list(timed.window.step_s) == pytest.approx([1.0, 1.0, 1.0])
+    assert timed.weight == 15.0 and timed.duration_s == pytest.approx(3.0)
+    assert list(timed.step_s) == pytest.approx([1.0, 1.0, 1.0])
 
 
 def test_steps_are_timed_by_the_gpu_where_it_has() -> None:
     end = finished([1.0, 2.0, 3.0, 4.0], [(2, 2.0), (4, 4.0)], device_s=[0.9, 1.1])
-    assert list(windows_of(end, SETTINGS, None)[-1].window.step_s) == [0.9, 1.1]
+    assert list(windows_of(end, SETTINGS, None)[-1].step_s) == [0.9, 1.1]
 
 
 @pytest.mark.parametrize(("count", "warm_up", "timed"), [(12, 3, 8), (5, 1, 3), (3, 0, 2)])
 def test_of_a_script_that_ends_early_what_is_there_counts(count: int, warm_up: int, timed: int) -> None:
     found = windows_of(finished([float(i) for i in range(count)], []), SETTINGS, None)
-    steps = {each.kind: each.window.steps for each in found}
+    steps = {each.kind: each.steps for each in found}
     assert (steps.get("warmup", 0), steps["timed"]) == (warm_up, timed)
 
 
