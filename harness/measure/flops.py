@@ -39,8 +39,6 @@ _ON_CPU: Mapping[object, Formula] = {  # torch 2.11 lacks these; the arguments a
         _ATEN._scaled_dot_product_flash_attention_backward
     ],
 }
-Matrices = tuple[Tensor, Tensor, Tensor]
-"""Two square factors and the output of their product."""
 DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CUDA_ROWS = {"fp32": 4096, "tf32": 8192, "bf16": 8192, "fp16": 8192}
 """A product takes a few ms: with a shorter one the launch overhead would show."""
@@ -232,31 +230,27 @@ def measured_peak(
 def _shortest_product(device: torch.device, precision: str, seconds: float, clock: Clock) -> tuple[int, float]:
     """Return the rows of the matrices and the seconds of their shortest product."""
     on_gpu = device.type == "cuda"
-    matrices = _matrices(CUDA_ROWS[precision] if on_gpu else FEWEST_ROWS, precision, device)
+    rows = CUDA_ROWS[precision] if on_gpu else FEWEST_ROWS
+    product_s = _timed_product(rows, precision, device, clock)
     # the shorter of two products, since the first also initialises the library
-    while not on_gpu and min(_product_s(matrices, device, clock) for _ in range(2)) < LONG_S:
-        if len(matrices[0]) >= MOST_ROWS:
-            break
-        matrices = _matrices(2 * len(matrices[0]), precision, device)
+    while not on_gpu and min(product_s(), product_s()) < LONG_S and rows < MOST_ROWS:
+        rows *= 2
+        product_s = _timed_product(rows, precision, device, clock)
     for _ in range(WARMUP):
-        _product_s(matrices, device, clock)
+        product_s()
     times: list[float] = []
     began = clock()
     while len(times) < LEAST or clock() - began < seconds:
-        times.append(_product_s(matrices, device, clock))
-    return len(matrices[0]), min(times)
+        times.append(product_s())
+    return rows, min(times)
 
 
-def _matrices(rows: int, precision: str, device: torch.device) -> Matrices:
-    """Return random factors: on zeros a GPU draws less power and may clock higher than in training."""
+def _timed_product(rows: int, precision: str, device: torch.device, clock: Clock) -> Callable[[], float]:
+    """Return what times a product of random factors: on zeros a GPU draws less power and may clock higher."""
     generator, dtype = torch.Generator(device).manual_seed(0), DTYPES[precision]
     left, right = (torch.randn(rows, rows, generator=generator, device=device, dtype=dtype) for _ in range(2))
-    return left, right, torch.empty_like(left)
-
-
-def _product_s(matrices: Matrices, device: torch.device, clock: Clock) -> float:
-    left, right, product = matrices
-    return elapsed_s(lambda: torch.mm(left, right, out=product), [device], clock)
+    product = torch.empty_like(left)
+    return lambda: elapsed_s(lambda: torch.mm(left, right, out=product), [device], clock)
 
 
 @contextmanager

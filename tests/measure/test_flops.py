@@ -485,13 +485,12 @@ def test_a_gpu_gets_its_memory_back_once_nothing_refers_to_the_matrices(monkeypa
     made: list[weakref.ref[Tensor]] = []
     alive: list[int] = []
 
-    def matrices(rows: int, precision: str, device: torch.device) -> list[Tensor]:
-        found = [torch.ones(2, 2) for _ in range(3)]
-        made.extend(map(weakref.ref, found))
-        return found
+    def product(rows: int, *arguments: Any) -> Callable[[], float]:
+        held = [torch.ones(2, 2) for _ in range(3)]
+        made.extend(map(weakref.ref, held))
+        return lambda: float(rows > len(held))
 
-    monkeypatch.setattr(flops, "_matrices", matrices)
-    monkeypatch.setattr(flops, "_product_s", lambda *arguments: 1.0)
+    monkeypatch.setattr(flops, "_timed_product", product)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: alive.append(sum(one() is not None for one in made)))
-    assert measured_peak(torch.device("cuda", 0), "bf16", seconds=0.0) == 2.0 * 2**3
+    assert measured_peak(torch.device("cuda", 0), "bf16", seconds=0.0) == 2.0 * flops.CUDA_ROWS["bf16"] ** 3
     assert alive == [0] and len(made) == 3
