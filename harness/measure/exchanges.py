@@ -61,42 +61,29 @@ class Recorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._points: list[tuple[ExchangePoint, Callable[[], float]]] = []
-        self._began: float | torch.cuda.Event = 0.0
+        self._passed: list[tuple[ExchangePoint | Phase, Any]] = []
+        """Points, each with the host's seconds or with an event of the stream."""
 
-    def point(self, point: ExchangePoint) -> None:
+    def point(self, point: ExchangePoint | Phase) -> None:
         """Record that the step has reached a point."""
-        self._points.append((point, self._elapsed()))
+        on_gpu = self._device.type == "cuda"
+        now = torch.cuda.Event(enable_timing=True) if on_gpu else time.perf_counter()
+        if isinstance(now, torch.cuda.Event):
+            now.record()
+        self._passed.append((point, now))
 
     def step(self, stepper: Stepper) -> tuple[list[Timed], float]:
         """Take a step; return its points, and the seconds to the end of its backward pass."""
-        self._points = []
-        ends: list[Callable[[], float]] = []
-
-        def mark(phase: Phase) -> None:
-            if phase is CLEARED:
-                self._began = _recorded_event() if self._device.type == "cuda" else time.perf_counter()
-            elif phase is BACKWARD:
-                ends.append(self._elapsed())
-
-        stepper.step(mark)
+        self._passed = []
+        stepper.step(lambda phase: self.point(phase) if phase in (CLEARED, BACKWARD) else None)
         synchronize([self._device])
-        return [(point, seconds()) for point, seconds in self._points], ends[0]()
+        began, end = (now for point, now in self._passed if isinstance(point, Phase))
 
-    def _elapsed(self) -> Callable[[], float]:
-        """Return a function that reads the seconds from the start of the step to now, once the device is done."""
-        began = self._began
-        if isinstance(began, float):
-            seconds = time.perf_counter() - began
-            return lambda: seconds
-        event = _recorded_event()
-        return lambda: began.elapsed_time(event) / 1e3
+        def seconds(now: Any) -> float:
+            return float(began.elapsed_time(now) / 1e3 if self._device.type == "cuda" else now - began)
 
-
-def _recorded_event() -> torch.cuda.Event:
-    event = torch.cuda.Event(enable_timing=True)
-    event.record()
-    return event
+        points = [(point, seconds(now)) for point, now in self._passed if isinstance(point, ExchangePoint)]
+        return points, seconds(end)
 
 
 def _of_buckets(points: Sequence[Timed]) -> list[ExchangeRow]:
@@ -214,7 +201,10 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
         known = [(name, each.grad) for name, each in model.module.named_parameters() if each.grad is not None]
         sparse = {name: grad for name, grad in known if grad.is_sparse and name not in model.parameters_to_ignore}
         if sparse and len(set(ranks.gather(tuple(sparse)))) == 1:  # else a rank has used other tables than another
-            seconds[SPARSE] = _usual(lambda: together_s(partial(_sum_rows, [*sparse.values()], model.process_group)))
+            group = model.process_group
+            seconds[SPARSE] = _usual(
+                lambda: together_s(lambda: [dist.all_reduce(each.clone(), group=group) for each in sparse.values()])
+            )
     synchronize(ranks.devices)
     found: TrialFacts = {"exchange_s": seconds} if seconds else {}
     return {**found, "own_bytes": first.bytes} if first.bytes else found
@@ -222,12 +212,6 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
 
 def _usual(measure: Callable[[], float]) -> float:
     return median([measure() for _ in range(1 + RECORDED_STEPS)][1:])
-
-
-def _sum_rows(gradients: Sequence[torch.Tensor], group: dist.ProcessGroup) -> None:
-    """Sum sparse gradients over the ranks as ddp does."""
-    for gradient in gradients:
-        dist.all_reduce(gradient.clone(), group=group)
 
 
 class CollectiveMode(TorchDispatchMode):
