@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from harness.measure.stepper import (
     first_in,
     window_rows,
 )
-from harness.measure.window import Window, epoch_marks, measure_window, synchronize
+from harness.measure.window import HostTimer, Window, measure_window, synchronize, timed_part
 from harness.plan.cell import int_option
 from harness.plan.rows import Json, WindowRow
 from harness.train.checkpoint import CheckpointManager
@@ -248,6 +247,7 @@ class Epochs:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self._rates, groups = [], self.training.optimizer.param_groups
+        on_gpu = self.ranks.devices[0].type == "cuda"
         self.ranks.barrier()
         rates = self._warm_up.rates_from((epoch - 1) * steps, self._each_step)
         with rates as set_rate, _collecting(advance) as advance_and_collect:
@@ -262,7 +262,7 @@ class Epochs:
                 self.data.training_batches(epoch - 1),
                 copy=self._copy,
                 steps=steps,
-                marks=epoch_marks(self.ranks.devices, parts),
+                marks=HostTimer(micro_batches=parts, beside=on_gpu),  # an epoch has too many steps for events
                 synchronize=lambda: synchronize(self.ranks.devices),
                 advance=advance_and_collect,
                 micro_batches=parts,
@@ -292,19 +292,13 @@ class Epochs:
         self.spent["epochs"] += epoch_s
         return loss / weight
 
-    @contextmanager
-    def _part(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.spent[name] += time.perf_counter() - started
-
     def _save(self, epoch: int, *, last: bool) -> None:
         """Save a checkpoint. The order of the data follows from the seed and the epoch: the sampler's state."""
         if self.checkpoints:
             sampler = {"seed": self.data.seed, "epoch": epoch}
             steps = epoch * self.data.steps if self._each_step else epoch
             values = {"sampler": sampler, "schedule": {"steps": steps}, "rows": self.rows, "steps": self.steps.columns}
-            with self._part("checkpoints"):
+            with timed_part(self.spent, "checkpoints"):
                 self.checkpoints.save(epoch, values, last=last)
 
     def _resume(self, schedule: LRScheduler | None) -> None:
@@ -322,7 +316,7 @@ class Epochs:
     def _row(self, epoch: int, train_loss: float, rate: float, advance: Callable[[], None]) -> dict[str, float]:
         """Evaluate, and return the epoch's row."""
         before = self.spent["evaluation"]
-        with self._part("evaluation"):
+        with timed_part(self.spent, "evaluation"):
             validation = {} if self.diverged else self._evaluator.evaluate(advance)
             if self._train_metrics and not self.diverged:
                 validation |= self._evaluator.evaluate_training(advance)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,16 +24,15 @@ from harness.measure.stepper import (
     columns_of,
     earliest,
     first_in,
-    joined,
     of_all_ranks,
-    of_slowest,
     outcome_columns,
-    step_columns,
+    recorded,
     step_quantiles,
     step_seconds,
     window_rows,
 )
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
+from harness.measure.window import timed_part
 from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
@@ -71,14 +70,9 @@ class TrialContext:
             self.let_others_run()
             self.others_s += time.perf_counter() - start
 
-    @contextmanager
-    def part(self, name: str) -> Iterator[None]:
+    def part(self, name: str) -> AbstractContextManager[None]:
         """Add the block's time to this part of the trial."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
+        return timed_part(self.parts, name)
 
     def workload(self) -> tuple[Workload, Datasets]:
         """Return a new workload and its data sets, which trials of a process share if they are as they were built."""
@@ -144,14 +138,18 @@ def throughput(context: TrialContext) -> TrialResult:
         speed = measure_throughput(stepper, settings, shared=context.trial.cell.oversubscribed, between=between)
     except ScaleDiverged as error:  # the warm-up in fp16 found no loss scale
         context.rank_facts |= setup.of_rank(context)
-        spent_s, facts = stepper.spent_s, setup.training.facts
-        return replace(setup.blank, outcome="diverged", reason=str(error), steps_s=spent_s, facts=facts)
+        facts = setup.training.facts
+        return replace(setup.blank, outcome="diverged", reason=str(error), steps_s=stepper.spent_s, facts=facts)
     context.rank_facts |= {**setup.of_rank(context), **speed.load, **step_quantiles(speed.windows)}
     for part, kind in {"warmup": "warmup", "windows": "timed", "phases": "phases"}.items():
         context.parts[part] = sum(each.duration_s for each in speed.windows if each.kind == kind)
     if compile_s := setup.training.compile_s:  # in the first steps
         context.parts |= {"compile": compile_s, "warmup": max(0.0, context.parts["warmup"] - compile_s)}
-    measured = _measured(context, setup, speed, stepper.spent_s)
+    windows, steps, by_rank = recorded(context.ranks, speed.windows, settings.keep_steps)
+    facts = {"steady": speed.steady, **setup.training.facts, **speed.facts}
+    diverged = earliest(first_in(columns["loss"], rank) for rank, columns in enumerate(by_rank))
+    outcome = outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts)
+    measured = replace(setup.blank, **outcome, steps_s=stepper.spent_s, windows=windows, steps=steps)
     if not settings.explain:
         return replace(measured, facts={**measured.facts, "flops_reason": "throughput.explain is off"})
     if context.trial.repeats:
@@ -205,24 +203,6 @@ def is_device_error(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or named
 
 
-def _measured(context: TrialContext, setup: Setup, speed: ThroughputMeasurement, steps_s: float) -> TrialResult:
-    """Assemble, on rank 0, the result of all ranks' windows and steps, without their explanation."""
-    ranks, training = context.ranks, setup.training
-    facts: TrialFacts = {"steady": speed.steady, **training.facts, **speed.facts}
-    gathered = ranks.gather_to_first((window_rows(ranks.rank, speed.windows), step_columns(ranks.rank, speed.windows)))
-    by_rank = [steps for _, steps in gathered]
-    diverged = earliest(first_in(steps["loss"], rank) for rank, steps in enumerate(by_rank))
-    settings = context.experiment.throughput
-    every = settings is not None and settings.keep_steps == "all"
-    return replace(
-        setup.blank,
-        **outcome_columns(diverged or (None if speed.finite else Divergence(0)), facts),
-        steps_s=steps_s,
-        windows=tuple(row for rows, _ in gathered for row in rows),
-        steps=joined(by_rank) if every else of_slowest(by_rank),
-    )
-
-
 def convergence(context: TrialContext) -> TrialResult:
     """Train and evaluate epoch by epoch, from the newest checkpoint if there is one."""
     settings = context.experiment.convergence
@@ -262,17 +242,16 @@ def equivalence(context: TrialContext) -> TrialResult:
         found = measure_by_precision(trial.cell, workload, datasets[0], trial.seed, context.ranks, context.advance)
     finite = all(sketches.finite for sketches in found.values())
     rows = [
-        (precision, quantity, *bucket)
+        {"computed_in": precision, "quantity": quantity, "bucket": bucket, "update": value}
         for precision, sketches in found.items()
         for quantity, sketch in sketches.quantities.items()
-        for bucket in enumerate(sketch)
+        for bucket, value in enumerate(sketch)
     ]
-    names = ("computed_in", "quantity", "bucket", "update")
     return TrialResult(
         trial.id,
         **outcome_columns(None if finite else Divergence(0), {}),
         unit=workload.unit,
         parameters=found["fp32"].parameters,
         steps_s=context.parts["check"],
-        checks=dict(zip(names, map(list, zip(*rows, strict=True)), strict=True)),
+        checks=columns_of(rows),
     )

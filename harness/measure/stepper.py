@@ -310,6 +310,16 @@ def step_columns(rank: int, windows: Sequence[Window]) -> StepColumns:
     return joined(parts)
 
 
+def recorded(
+    ranks: Ranks, windows: Sequence[Window], keep_steps: str
+) -> tuple[tuple[WindowRow, ...], StepColumns, list[StepColumns]]:
+    """Return all ranks' windows, the steps that are kept of all ranks, and each rank's steps; complete on rank 0."""
+    gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
+    by_rank = [steps for _, steps in gathered]
+    kept = joined(by_rank) if keep_steps == "all" else of_slowest(by_rank)
+    return tuple(row for rows, _ in gathered for row in rows), kept, by_rank
+
+
 def step_quantiles(windows: Sequence[Window]) -> RankFacts:
     """Return quantiles of one rank's timed steps, in seconds."""
     step_s = [seconds for each in windows if each.kind == "timed" for seconds in each.step_s]

@@ -6,7 +6,8 @@ Inside it only the time of points of a step is read, and of phases only if that 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -56,12 +57,18 @@ class HostTimer:
     """Timer on the host's clock, correct if the host itself computes. With ``detailed`` False it has no phases.
 
     ``mark(point)`` records that a step has passed a point; ``read`` returns the timings, and may wait for the device.
+    ``beside``: whether a GPU computes, whose own phases are then unknown.
     """
 
     def __init__(
-        self, clock: Callable[[], float] = time.perf_counter, *, detailed: bool = True, micro_batches: int = 1
+        self,
+        clock: Callable[[], float] = time.perf_counter,
+        *,
+        detailed: bool = True,
+        micro_batches: int = 1,
+        beside: bool = False,
     ) -> None:
-        self._detailed = detailed
+        self._detailed, self._beside = detailed, beside
         self._names = _repeated(HOST, micro_batches) if detailed else micro_batches * WAIT
         self._times: list[float] = []
         self.mark = (_every_point if detailed else _step_and_wait)(self._times, clock)
@@ -70,7 +77,8 @@ class HostTimer:
         gaps = np.diff(np.asarray(self._times, dtype=np.float64)).reshape(-1, len(self._names))
         waits = gaps[:, [name == "wait" for name in self._names]]
         phases = _by_phase(self._names, gaps) if self._detailed else {}
-        return StepTimings(gaps.sum(axis=1).tolist(), waits.sum(axis=1).tolist(), phases, {})
+        of_device, of_host = ({}, phases) if self._beside else (phases, {})
+        return StepTimings(gaps.sum(axis=1).tolist(), waits.sum(axis=1).tolist(), of_device, of_host)
 
 
 def _every_point(times: list[float], clock: Callable[[], float]) -> Mark:
@@ -105,7 +113,7 @@ class CudaTimer:
         for event in self._events:
             event.record(self._stream)  # torch creates an event when it is first recorded: not in the window
         self._next = 0
-        self._host = HostTimer(micro_batches=micro_batches)
+        self._host = HostTimer(micro_batches=micro_batches, beside=True)
 
     def mark(self, point: Phase) -> None:
         if self._detailed or point is START:
@@ -119,25 +127,11 @@ class CudaTimer:
         # from event to event: from the first event, float32 milliseconds lose microseconds after a minute
         between = [start.elapsed_time(end) / 1000.0 for start, end in pairwise(used)]
         gaps = np.asarray(between, dtype=np.float64).reshape(-1, len(self._names))
-        host = self._host.read()
         phases = _by_phase(self._names, gaps) if self._detailed else {}
-        return StepTimings(gaps.sum(axis=1).tolist(), host.wait_s, phases, host.phases)
-
-
-class BesideDevice(HostTimer):
-    """Timer by the host's clock beside a GPU: for windows of more steps than there should be events of in memory."""
-
-    def read(self) -> StepTimings:
-        host = super().read()
-        return StepTimings(host.step_s, host.wait_s, {}, host.phases)
+        return self._host.read()._replace(step_s=gaps.sum(axis=1).tolist(), phases=phases)
 
 
 Marks = HostTimer | CudaTimer
-
-
-def epoch_marks(devices: Sequence[torch.device], micro_batches: int) -> Marks:
-    """Return the timer of a whole epoch: no events on a GPU, whose phases are then unknown and the host's known."""
-    return (BesideDevice if devices[0].type == "cuda" else HostTimer)(micro_batches=micro_batches)
 
 
 def marks_for(devices: Sequence[torch.device], steps: int, *, detailed: bool = True, micro_batches: int = 1) -> Marks:
@@ -210,6 +204,16 @@ def synchronize(devices: Sequence[torch.device]) -> None:
     for device in devices:
         if device.type == "cuda":
             torch.cuda.synchronize(device)
+
+
+@contextmanager
+def timed_part(parts: MutableMapping[str, float], name: str) -> Iterator[None]:
+    """Add a block's seconds on the host's clock to those of a part."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        parts[name] = parts.get(name, 0.0) + time.perf_counter() - start
 
 
 def elapsed_s(call: Callable[[], object], devices: Sequence[torch.device], clock: Clock = time.perf_counter) -> float:

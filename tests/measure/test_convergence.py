@@ -145,7 +145,7 @@ def test_a_trainings_phases_are_sums_over_its_epochs_and_add_up_and_each_sample_
     run = epochs_of(replace(CELL, training={"accumulation": 2, "clip_grad_norm": 1.0}), 1)
     assert run.rows[0]["samples"] == SAMPLES and run.diverged is None
     clock = partial(next, count(0.0))  # a second passes from one reading to the next
-    monkeypatch.setattr(convergence, "epoch_marks", lambda devices, parts: HostTimer(clock, micro_batches=parts))
+    monkeypatch.setattr(convergence, "HostTimer", partial(HostTimer, clock))
     monkeypatch.setattr(convergence, "measure_window", partial(measure_window, clock=clock))
     window = epochs_of(CELL, 3).window
     assert (window["window_kind"], window["rank"], window["window"]) == ("epochs", 0, 0)

@@ -15,6 +15,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from multiprocessing.connection import Connection
 from typing import NoReturn
 
@@ -22,12 +23,13 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness import probe
+from harness.measure.peak_memory import peak
 from harness.measure.script import messages
 from harness.measure.script.batches import TRAINS, Iteration, count_datasets, time_loaders
 from harness.measure.script.child import Counting
 from harness.measure.script.profiling import StepProfiler
 from harness.measure.script.reports import Reports, Values, read_libraries
-from harness.system.process import resident_peak
+from harness.measure.window import synchronize
 
 TICK_S = 0.2
 """How often the steps of the warm-up are sent."""
@@ -167,12 +169,12 @@ class StepRecorder(probe.Recorder):
 
     def pause(self) -> None:
         if self._paused_at is None:
-            self._synchronize()
+            synchronize(self._devices())
             self._paused_at = clock()
 
     def go_on(self) -> None:
         if self._paused_at is not None:
-            self._synchronize()
+            synchronize(self._devices())
             paused_s = clock() - self._paused_at
             self._pause_s += paused_s
             self._all_pauses_s += paused_s
@@ -228,11 +230,13 @@ class StepRecorder(probe.Recorder):
         steps, edge = self._steps, self._edges.popleft()
         if count != edge:
             self._late = count
+        taken = count - steps.edges[-1][0] if steps.edges else 0
         if self._events:
-            self._record(count - steps.edges[-1][0])
-        self._synchronize()
+            self._record(taken)
+        synchronize(self._devices())
         self._note_group()
-        self._read_events(count - steps.edges[-1][0] if steps.edges else 0)
+        of_window, self._events = self._events[: taken + 1], []
+        steps.device_s += [first.elapsed_time(second) / 1000.0 for first, second in pairwise(of_window)]
         if not steps.edges:
             self._evaluations = 0
             self._send(messages.WindowsBegun())
@@ -244,7 +248,7 @@ class StepRecorder(probe.Recorder):
                 self._events = [torch.cuda.Event(enable_timing=True) for _ in range(self._next_edge - count + 1)]
                 for number in range(len(self._events)):
                     self._record(number)  # torch creates an event when it is first recorded: not in the window
-                self._synchronize()
+                synchronize(self._devices())
         steps.edges.append((count, clock()))
         if goes_on:
             if self._events:
@@ -270,10 +274,6 @@ class StepRecorder(probe.Recorder):
         found = dict.fromkeys(each.device for group in groups for each in group["params"] if each.is_cuda)
         return [*found] or [torch.device("cuda", torch.cuda.current_device())]
 
-    def _synchronize(self) -> None:
-        for device in self._devices():
-            torch.cuda.synchronize(device)
-
     def _record(self, number: int) -> None:
         self._events[number].record(torch.cuda.current_stream(self._event_device))
 
@@ -281,11 +281,6 @@ class StepRecorder(probe.Recorder):
         """Remember the size of the process group: the script destroys it at its end."""
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._connected = max(self._connected, torch.distributed.get_world_size())
-
-    def _read_events(self, count: int) -> None:
-        pairs = zip(self._events[:count], self._events[1 : count + 1], strict=True)
-        self._steps.device_s += [first.elapsed_time(second) / 1000.0 for first, second in pairs]
-        self._events = []
 
     @property
     def measured(self) -> bool:
@@ -321,9 +316,9 @@ class StepRecorder(probe.Recorder):
         """Return what is known of the process now."""
         self._note_group()
         devices = self._devices()
-        peaks = [torch.cuda.max_memory_allocated(device) for device in devices]  # before sums of parameters
-        reserved = [torch.cuda.max_memory_reserved(device) for device in devices]
-        resident = resident_peak()
+        memory = peak(devices or [torch.device("cpu")])  # before sums of parameters
+        memory.pop("allocated_by_device", None)
+        memory.pop("reserved_by_device", None)
         return messages.Facts(
             optimizers=self._names,
             evaluations=self._evaluations,
@@ -334,9 +329,7 @@ class StepRecorder(probe.Recorder):
             gpus=[f"GPU-{torch.cuda.get_device_properties(device).uuid}" for device in devices],
             threads=torch.get_num_threads(),
             workers=len(multiprocessing.active_children()),
-            peak_bytes=max(peaks, default=None),
-            reserved_bytes=max(reserved, default=None),
-            resident_bytes=resident,
+            memory=memory,
             passes=round(self._trained / max(1, len(self._steps.ended))) - 1,  # a step counts too
             batches=round(self._all_batches / max(1, len(self._steps.ended))),
         )

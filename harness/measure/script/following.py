@@ -35,7 +35,7 @@ from harness.measure.script.parent import (
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.script.reports import NOTHING, Report, Reports, curve_of, first_not_finite, judge_reports
 from harness.measure.script.windows import exchange_of, profiled_windows, windows_of
-from harness.measure.stepper import columns_of, joined, of_slowest, step_columns, step_quantiles, window_rows
+from harness.measure.stepper import columns_of, recorded, step_quantiles
 from harness.measure.throughput import LoadMonitor, WarmUp, window_length
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
@@ -305,16 +305,13 @@ def result(
     context.rank_facts |= {
         **followed.load,
         **step_quantiles(windows),
-        "peak_memory_bytes": facts.peak_bytes if facts.gpus else facts.resident_bytes,
-        "peak_reserved_bytes": facts.reserved_bytes,
-        "resident_bytes": facts.resident_bytes,
+        **facts.memory,
         "settings": "",
     }
     for part, kind in {"warmup": "warmup", "windows": "timed"}.items():
         context.parts[part] = sum(each.duration_s for each in windows if each.kind == kind)
     context.parts["script"] -= context.parts["warmup"] + context.parts["windows"]
-    gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
-    by_rank = [steps for _, steps in gathered]
+    rows, kept, _ = recorded(ranks, windows, settings.keep_steps)
     known = [each for each in profiles if each] if own else []
     asked = experiment.profiles(trial.purpose, trial.cell.traits) and not end.by_itself
     judged = trial.purpose == "doctor" or not (trial.block or trial.threads)
@@ -334,8 +331,8 @@ def result(
         "ok",
         unit=unit,
         steps_s=context.parts["warmup"] + context.parts["windows"],
-        windows=tuple(row for own, _ in gathered for row in own),
-        steps=joined(by_rank) if settings.keep_steps == "all" else of_slowest(by_rank),
+        windows=rows,
+        steps=kept,
         facts=found,
         detail=output,
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from harness.measure.script.profiling import ProfiledSteps
 from harness.measure.script.reports import Reports
+from harness.plan.rows import RankFacts
 
 
 @dataclass(frozen=True)
@@ -54,8 +55,8 @@ class Facts:
     pauses, that batches came between two steps without gradients, or in an iteration that nothing was trained in.
     ``connected``: the size of its process group, 0 without one. ``parameters``: shape and sum of those of the counted
     optimizer; empty if they may be shards. ``gpus``: those of its parameters, by UUID. ``threads``: torch's computing
-    threads. ``workers``: processes of multiprocessing, as of a DataLoader. ``passes``, ``batches``: backward passes,
-    and batches that are trained on, a step, rounded.
+    threads. ``workers``: processes of multiprocessing, as of a DataLoader. ``memory``: its peak. ``passes``,
+    ``batches``: backward passes, and batches that are trained on, a step, rounded.
     """
 
     optimizers: Sequence[str]
@@ -65,9 +66,7 @@ class Facts:
     gpus: Sequence[str]
     threads: int
     workers: int
-    peak_bytes: int | None
-    reserved_bytes: int | None
-    resident_bytes: int | None
+    memory: RankFacts
     passes: int = 1
     batches: int = 1
 

@@ -111,4 +111,5 @@ def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monke
     assert calls == [*first, "step", "clock", record, "step", "clock", record, sync, "clock"]
     end = finished(parent)
     assert len(end.steps.device_s) == 2 and min(end.steps.device_s) > 0
-    assert (end.facts.gpus, end.facts.peak_bytes, end.facts.reserved_bytes) == (["GPU-1f"], 5, 7)
+    memory = end.facts.memory
+    assert (end.facts.gpus, memory["peak_memory_bytes"], memory["peak_reserved_bytes"]) == (["GPU-1f"], 5, 7)

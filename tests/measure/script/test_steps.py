@@ -34,7 +34,7 @@ from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
 
 SHARED = [((2, 3), "1.0"), ((3,), "0.5")]
-FACTS = Facts(["SGD"], 0, 2, SHARED, [], 1, 0, None, None, 1)
+FACTS = Facts(["SGD"], 0, 2, SHARED, [], 1, 0, {})
 RANKS = Ranks(1, 2, 1, 0, "n", "127.0.0.1", (torch.device("cpu"),))
 SETTINGS = Throughput(warmup_steps=4)
 CELL = Cell("train.py", None, None, "script", "cpu", 2, 1, "weak", 32, 64, own_traits=SCRIPT_TRAITS)
