@@ -143,10 +143,10 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     few: Subset[object] = Subset(cast("Dataset[object]", validation), range(first, len(validation)))
     workload = innermost(subject.workload)
     data = TrainingData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
-    evaluator = Evaluator(training, data)
-    evaluator.validation_sums(subject.advance)
+    evaluator = Evaluator(training, data, subject.advance)
+    evaluator.validation_sums()
     try:
-        evaluator.own_values(subject.advance)
+        evaluator.own_values()
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_device_error(error):
             raise

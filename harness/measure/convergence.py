@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import gc
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import cast
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
@@ -29,10 +29,9 @@ from harness.measure.window import HostTimer, Window, measure_window, synchroniz
 from harness.plan.cell import int_option
 from harness.plan.rows import Json, WindowRow
 from harness.train.checkpoint import CheckpointManager
-from harness.train.loader import Share
 from harness.train.optimizers import WarmUp, by_step, fast_forward, make_schedule, own_or_named
 from harness.train.training import Mark, StepValues, Training
-from harness.train.workloads import describe
+from harness.train.workloads import SizedDataset, describe
 
 COLLECT_STEPS, COLLECT_ALL_STEPS = 50, 1000
 """Steps between two collections of garbage in an epoch: of the young generations, and of all."""
@@ -79,63 +78,59 @@ def call_evaluate(workload: object, model: nn.Module, loader: WholeSet) -> dict[
 
 
 class Evaluator:
-    """Evaluates a training on its whole validation set, or on its training set."""
+    """Evaluates a training on its whole validation set, or on its training set. ``advance`` is called at each batch."""
 
-    def __init__(self, training: Training, data: TrainingData) -> None:
-        self._training, self._data, self._ranks = training, data, data.ranks
+    def __init__(self, training: Training, data: TrainingData, advance: Callable[[], None]) -> None:
+        self._training, self._data, self._ranks, self._advance = training, data, data.ranks, advance
         self._copy = data.copier()
 
-    def evaluate(self, advance: Callable[[], None]) -> dict[str, float]:
+    def evaluate(self) -> dict[str, float]:
         """Return means of the loss and of each metric, what the workload derives from them, and rank 0's evaluate()'s.
 
         Each sample counts exactly once. All ranks call this together.
         """
-        means = _means(self.validation_sums(advance))
-        own = self.own_values(advance)
+        means, own = _means(self.validation_sums()), self.own_values()
         if hasattr(self._data.workload, "evaluate"):
             own = self._ranks.broadcast(own)
         return {f"val_{name}": value for name, value in {**self._training.derived(means), **means, **own}.items()}
 
-    def validation_sums(self, advance: Callable[[], None]) -> dict[str, tuple[float, float]]:
+    def validation_sums(self) -> dict[str, tuple[float, float]]:
         """Return the sum and the weight of the loss and of each metric. All ranks call this together."""
-        return self._sums(self._data.batches_once(self._data.validation), advance)
+        return self._sums(self._data.validation)
 
-    def own_values(self, advance: Callable[[], None]) -> dict[str, float]:
+    def own_values(self) -> dict[str, float]:
         """Return what evaluate() returns of the whole validation set on this rank, empty without it.
 
         No collective of the harness is called.
         """
-        data, model = self._data, self._training.model
+        data = self._data
         if not hasattr(data.workload, "evaluate"):
             return {}
         # the same for all strategies at one global batch, and no larger than a device's part on EVALUATED_PARTS devices
         batch = max(1, data.cell.global_batch_size // data.cell.micro_batches // EVALUATED_PARTS)
-        loader = WholeSet(
-            lambda: data.whole_batches(data.validation, batch), -(-len(data.validation) // batch), advance
-        )
-        return call_evaluate(data.workload, model, loader)
+        length = -(-len(data.validation) // batch)
+        loader = WholeSet(lambda: data.whole_batches(data.validation, batch), length, self._advance)
+        return call_evaluate(data.workload, self._training.model, loader)
 
-    def evaluate_training(self, advance: Callable[[], None]) -> dict[str, float]:
+    def evaluate_training(self) -> dict[str, float]:
         """Return the means over the training set, without the loss, which is a mean over the steps of the epoch."""
-        means = _means(self._sums(self._data.batches_once(self._data.train), advance))
+        means = _means(self._sums(self._data.train))
         values = {**self._training.derived(means), **means}
         return {f"train_{name}": value for name, value in values.items() if name != "loss"}
 
-    def _sums(
-        self, batches: Iterable[tuple[Share, object]], advance: Callable[[], None]
-    ) -> dict[str, tuple[float, float]]:
+    def _sums(self, dataset: SizedDataset) -> dict[str, tuple[float, float]]:
         model = self._training.model
         if self._ranks.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
         model.eval()
         totals: dict[str, list[float]] = {}  # this rank's sum and weight of the loss and of each metric
-        for share, batch in batches:
+        for share, batch in self._data.batches_once(dataset):
             for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
                 entry = totals.setdefault(name, [0.0, 0.0])
                 entry[0] += total
                 entry[1] += weight
-            advance()
+            self._advance()
         model.train()
         sums = self._ranks.sum([value for entry in totals.values() for value in entry])
         return {name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(totals)}
@@ -203,54 +198,56 @@ class Epochs:
     of their seconds, steps and phases.
     """
 
-    def __init__(self, training: Training, data: TrainingData, checkpoints: CheckpointManager | None = None) -> None:
+    def __init__(
+        self,
+        training: Training,
+        data: TrainingData,
+        settings: Convergence,
+        advance: Callable[[], None],
+        checkpoints: CheckpointManager | None = None,
+    ) -> None:
+        assert settings.epochs  # of a workload
         self.training, self.data, self.ranks, self.checkpoints = training, data, data.ranks, checkpoints
-        cell = data.cell
+        self._epochs, self._train_metrics, self._advance = settings.epochs, settings.train_metrics, advance
+        cell, optimizer = data.cell, training.optimizer
         warmup = int_option(cell.training, "warmup_epochs", 0)
-        self._warm_up = WarmUp(training.optimizer, cell.lr_factor, warmup * data.steps)
-        self._evaluator, self._copy = Evaluator(training, data), data.copier()
+        self._warm_up = WarmUp(optimizer, cell.lr_factor, warmup * data.steps)
+        named = partial(make_schedule, optimizer, cell.schedule)
+        self._schedule = own_or_named(data.workload, "schedule", optimizer, cell.schedule, named)
+        self._each_step = self._schedule if by_step(cell.schedule) else None
+        """The schedule, if it advances at each step."""
+        self._evaluator, self._copy = Evaluator(training, data, advance), data.copier()
         self.train_s = 0.0
         self.window: WindowRow | None = None
         self.spent = {"epochs": 0.0, "evaluation": 0.0, "checkpoints": 0.0}
         self.rows: list[dict[str, float]] = []
-        self._train_metrics = False
-        self.steps = StepLosses(0)
+        self.steps = StepLosses(settings.epochs * data.steps)
         self._rates: list[float] = []
         """The learning rate of each step of the current epoch."""
         self.resumed_epoch = 0
-        self._each_step: LRScheduler | None = None
-        """The schedule, if it advances at each step."""
         self.diverged: Divergence | None = None
 
-    def run(self, settings: Convergence, advance: Callable[[], None]) -> None:
+    def run(self) -> None:
         """Train and evaluate epoch by epoch; stop early if the training diverges."""
-        assert settings.epochs  # of a workload
-        options = self.data.cell.schedule
-        optimizer, workload = self.training.optimizer, self.data.workload
-        schedule = own_or_named(workload, "schedule", optimizer, options, lambda: make_schedule(optimizer, options))
-        self._each_step = schedule if by_step(options) else None
-        self._train_metrics = settings.train_metrics
-        self.steps = StepLosses(settings.epochs * self.data.steps)
-        self._resume(schedule)
-        to_do = range(self.resumed_epoch, settings.epochs)
-        for epoch in (number + 1 for number in to_do):
-            loss, rate = self._train(epoch, advance)
-            self.rows.append(self._row(epoch, loss, rate, advance))
+        self._resume()
+        for epoch in range(self.resumed_epoch + 1, self._epochs + 1):
+            loss, rate = self._train(epoch)
+            self.rows.append(self._row(epoch, loss, rate))
             if self.diverged:
                 return
-            if schedule and schedule is not self._each_step:
-                schedule.step()
-            self._save(epoch, last=epoch == settings.epochs)
-            advance()
+            if self._schedule and self._schedule is not self._each_step:
+                self._schedule.step()
+            self._save(epoch, last=epoch == self._epochs)
+            self._advance()
 
-    def _train(self, epoch: int, advance: Callable[[], None]) -> tuple[float, float]:
+    def _train(self, epoch: int) -> tuple[float, float]:
         """Train one epoch; return its mean loss, and the learning rate of its last step."""
         shares, steps, parts = self.data.shares(epoch - 1), self.data.steps, self.data.cell.micro_batches
         self._rates, groups = [], self.training.optimizer.param_groups
         on_gpu = self.ranks.devices[0].type == "cuda"
         self.ranks.barrier()
         rates = self._warm_up.rates_from((epoch - 1) * steps, self._each_step)
-        with rates as set_rate, _collecting(advance) as advance_and_collect:
+        with rates as set_rate, _collecting(self._advance) as advance_and_collect:
 
             def step(batch: object, mark: Mark) -> StepValues:
                 set_rate()
@@ -301,7 +298,7 @@ class Epochs:
             with timed_part(self.spent, "checkpoints"):
                 self.checkpoints.save(epoch, values, last=last)
 
-    def _resume(self, schedule: LRScheduler | None) -> None:
+    def _resume(self) -> None:
         """Restore the newest checkpoint, if there is one."""
         kept = self.checkpoints.resume() if self.checkpoints else {}
         if not kept:
@@ -310,16 +307,16 @@ class Epochs:
         self.train_s = self.rows[-1]["train_s"]
         self.training.steps_taken = self.resumed_epoch * self.data.steps
         self.steps.columns = kept["steps"]
-        if schedule:
-            fast_forward(schedule, kept["schedule"]["steps"])
+        if self._schedule:
+            fast_forward(self._schedule, kept["schedule"]["steps"])
 
-    def _row(self, epoch: int, train_loss: float, rate: float, advance: Callable[[], None]) -> dict[str, float]:
+    def _row(self, epoch: int, train_loss: float, rate: float) -> dict[str, float]:
         """Evaluate, and return the epoch's row."""
         before = self.spent["evaluation"]
         with timed_part(self.spent, "evaluation"):
-            validation = {} if self.diverged else self._evaluator.evaluate(advance)
+            validation = {} if self.diverged else self._evaluator.evaluate()
             if self._train_metrics and not self.diverged:
-                validation |= self._evaluator.evaluate_training(advance)
+                validation |= self._evaluator.evaluate_training()
         return {
             "epoch": epoch,
             "samples": epoch * self.data.samples,

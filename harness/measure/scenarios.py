@@ -37,7 +37,7 @@ from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager, trained_facts
-from harness.train.loader import SharedData
+from harness.train.loader import SharedData, need_full_batch
 from harness.train.ranks import Cache, Ranks, crowding, pinned
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
@@ -213,8 +213,8 @@ def convergence(context: TrialContext) -> TrialResult:
     if files and files.folder is not None:
         folder, trained = Path(files.folder) / trial.id, trained_facts(trial.cell, trial.seed)
         checkpoints = CheckpointManager(folder, files.every, setup.training, ranks, trained)
-    epochs = Epochs(setup.training, setup.data, checkpoints)
-    epochs.run(settings, context.advance)
+    epochs = Epochs(setup.training, setup.data, settings, context.advance, checkpoints)
+    epochs.run()
     spent = epochs.spent
     context.parts |= {part: seconds for part, seconds in spent.items() if checkpoints or part != "checkpoints"}
     context.rank_facts |= setup.of_rank(context)
@@ -239,7 +239,9 @@ def equivalence(context: TrialContext) -> TrialResult:
     with context.part("build"):
         workload, datasets = context.workload()
     with context.part("check"):
-        found = measure_by_precision(trial.cell, workload, datasets[0], trial.seed, context.ranks, context.advance)
+        need_full_batch(len(datasets[0]), trial.cell.global_batch_size, "the check's global batch")
+        data = TrainingData(trial.cell, trial.seed, context.ranks, *datasets, workload)
+        found = measure_by_precision(data, context.advance)
     finite = all(sketches.finite for sketches in found.values())
     rows = [
         {"computed_in": precision, "quantity": quantity, "bucket": bucket, "update": value}

@@ -18,16 +18,16 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
-from harness.plan.cell import Cell
+from harness.measure.stepper import TrainingData
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, Share, endless_shares, need_full_batch, pickle_digest, value_digest
+from harness.train.loader import Batches, Share, endless_shares, pickle_digest, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.precision import REDUCED
 from harness.train.ranks import Ranks
 from harness.train.training import BACKWARD, Phase, Training, whole_tensor
 from harness.train.transfer import copier
-from harness.train.workloads import Collate, SizedDataset, Workload, Wrapper, as_loss, collate_of, innermost
+from harness.train.workloads import Collate, Workload, Wrapper, as_loss, collate_of, innermost
 
 STEPS = 2
 """Steps of the scaled update: the second is the first that uses the optimizer's state."""
@@ -150,26 +150,21 @@ class Steps:
         return RELATIVE_STEP * start / update if start > 0 and 0 < update < math.inf else 1.0
 
 
-def measure_by_precision(
-    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
-) -> dict[str, Sketches]:
+def measure_by_precision(data: TrainingData, advance: Callable[[], None]) -> dict[str, Sketches]:
     """Return the sketches in fp32, and in the cell's precision if that computes in 16 bits; raise SkipTrial."""
+    cell = data.cell
     precisions = dict.fromkeys(("fp32", cell.precision if cell.precision in REDUCED else "fp32"))
-    return {
-        name: measure_sketches(replace(cell, precision=name), workload, dataset, seed, ranks, advance)
-        for name in precisions
-    }
+    return {name: measure_sketches(replace(data, cell=replace(cell, precision=name)), advance) for name in precisions}
 
 
-def measure_sketches(
-    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks, advance: Callable[[], None]
-) -> Sketches:
-    """Return the cell's sketches; raise SkipTrial if the data is too small or steps draw at random."""
-    parts, whole = _batches_of(cell, workload, dataset, seed, ranks)
+def measure_sketches(data: TrainingData, advance: Callable[[], None]) -> Sketches:
+    """Return the cell's sketches; raise SkipTrial if steps draw at random."""
+    ranks = data.ranks
+    parts, whole = _batches_of(data)
 
     def attempt(frozen: Frozen) -> tuple[tuple[Steps, Steps], bool]:
         def take(number: int, factor: float = 1.0) -> Steps:
-            return take_steps(cell, frozen, parts[:number], seed, ranks, advance, factor)
+            return take_steps(replace(data, workload=frozen), parts[:number], advance, factor)
 
         first = take(1)
         gc.collect()  # wrappers are in reference cycles: two models may not fit on the device
@@ -177,7 +172,7 @@ def measure_sketches(
         scaled = take(STEPS, ranks.broadcast(first.scale))
         return (first, scaled), first.drew or scaled.drew
 
-    _, (first, scaled), drew = in_comparable_mode(workload, whole, ranks, attempt)
+    _, (first, scaled), drew = in_comparable_mode(data.workload, whole, ranks, attempt)
     if drew:
         reason = "loss or model draw random numbers even when the model only evaluates: no two runs are alike"
         raise SkipTrial(SkipReason("random_evaluation", reason))
@@ -189,18 +184,15 @@ def measure_sketches(
     return Sketches(quantities, first.parameters, ranks.broadcast(finite))
 
 
-def _batches_of(
-    cell: Cell, workload: Workload, dataset: SizedDataset, seed: int, ranks: Ranks
-) -> tuple[list[tuple[Share, object]], object]:
+def _batches_of(data: TrainingData) -> tuple[list[tuple[Share, object]], object]:
     """Return this rank's part of each step's batch, on its device, and the first global batch; raise SkipTrial."""
-    samples = len(dataset)
-    need_full_batch(samples, cell.global_batch_size, "the check's global batch")
-    collate, place = collate_of(workload), (ranks.rank, ranks.world_size)
+    ranks, seed = data.ranks, data.seed
+    collate, place = collate_of(data.workload), (ranks.rank, ranks.world_size)
 
     def stream(rank: int, world_size: int, collate: Collate | None = collate) -> Iterator[tuple[Share, object]]:
-        shares = endless_shares(samples, cell.global_batch_size, seed, rank, world_size)
+        shares = endless_shares(data.samples, data.cell.global_batch_size, seed, rank, world_size)
         own = list(islice(shares, STEPS))
-        loader = Batches(dataset, seed=seed, ranks=ranks, options={}, collate=collate)
+        loader = Batches(data.train, seed=seed, ranks=ranks, options={}, collate=collate)
         return zip(own, loader.of(own), strict=True)
 
     if reason := why_random(lambda watched: next(stream(*place, watched))[1], collate, ranks):
@@ -211,24 +203,18 @@ def _batches_of(
 
 
 def take_steps(
-    cell: Cell,
-    workload: Workload,
-    parts: Sequence[tuple[Share, object]],
-    seed: int,
-    ranks: Ranks,
-    advance: Callable[[], None],
-    factor: float = 1.0,
+    data: TrainingData, parts: Sequence[tuple[Share, object]], advance: Callable[[], None], factor: float = 1.0
 ) -> Steps:
     """Take a step on each part with a new training, at the recipe's learning rate times ``factor``."""
-    training = Training(cell, workload, seed, ranks)
+    training = Training(data.cell, data.workload, data.seed, data.ranks)
     training.expect_few_steps()
     scale_rate(training.optimizer, factor)
-    keep = ranks.first
+    keep = data.ranks.first
     start = _flat(training.model.parameters(), keep=keep)
     gradient: list[Tensor] = []
 
     def mark(point: Phase) -> None:
-        if len(parts) == 1 and point == BACKWARD and not cell.own_traits:  # before it is clipped
+        if len(parts) == 1 and point == BACKWARD and not data.cell.own_traits:  # before it is clipped
             scale = training.loss_scale()
             parameters = training.model.parameters()
             whole = _flat((torch.zeros_like(p) if p.grad is None else p.grad for p in parameters), keep=keep)
@@ -236,7 +222,7 @@ def take_steps(
 
     drew = False
     for share, batch in parts:
-        with drawing(training.unwrapped, innermost(workload)) as drawn:
+        with drawing(training.unwrapped, innermost(data.workload)) as drawn:
             training.step(batch, share, mark)
         drew = drew or drawn()
         advance()

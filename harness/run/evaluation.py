@@ -78,7 +78,7 @@ def _metrics(state: State, trained: Trained) -> dict[str, float]:
         except RuntimeError as error:
             raise WorkloadError(f"the checkpoint does not fit the workload's model: {error}") from error
         data = TrainingData(cell, trained.seed, ranks, *workloads.as_datasets(workload.datasets()), workload)
-        return Evaluator(training, data).evaluate(lambda: None)
+        return Evaluator(training, data, lambda: None).evaluate()
     except torch.OutOfMemoryError as error:
         raise WorkloadError(
             f"the model does not fit into the memory of one device with a batch of {cell.global_batch_size}; evaluate "

@@ -73,8 +73,9 @@ def epochs_of(
     workload = workload or Noisy(0.0 if cell.strategy == "dp" else 0.5)
     training = Training(cell, workload, 3, ranks)
     keeper = CheckpointManager(folder, every, training, ranks) if folder else None
-    run = Epochs(training, TrainingData(cell, 3, ranks, settings.pop("train", data()), data(), workload), keeper)
-    run.run(Convergence(epochs=epochs, **settings), lambda: None)
+    own_data = TrainingData(cell, 3, ranks, settings.pop("train", data()), data(), workload)
+    run = Epochs(training, own_data, Convergence(epochs=epochs, **settings), lambda: None, keeper)
+    run.run()
     return run
 
 

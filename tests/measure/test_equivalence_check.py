@@ -17,6 +17,7 @@ from harness.analysis.equivalence import REDUCED_DIFFERENCE, along, relative
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure import sketches
 from harness.measure.sketches import BUCKETS, RELATIVE_STEP, Frozen, fold, measure_by_precision, measure_sketches
+from harness.measure.stepper import TrainingData
 from harness.plan.cell import Cell
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.trial import SkipTrial
@@ -65,7 +66,8 @@ def data(samples: int = 64) -> TensorDataset:
 def sketches_of(cell: Cell, workload: Any = None, dataset: Any = None) -> dict[str, np.ndarray]:
     """The sketches of one process's check by quantity; all are finite."""
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,) * cell.devices)
-    found = measure_sketches(cell, workload or Small(), dataset or data(), 0, ranks, lambda: None)
+    samples = dataset or data()
+    found = measure_sketches(TrainingData(cell, 0, ranks, samples, samples, workload or Small()), lambda: None)
     assert found.finite
     return {name: np.asarray(sketch) for name, sketch in found.quantities.items()}
 
@@ -294,5 +296,6 @@ def test_in_16_bits_replicas_are_in_the_bound_a_tenth_more_is_not(precision: str
 def test_the_check_takes_its_steps_in_fp32_and_in_16_bits_if_the_cell_does() -> None:
     ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
     for name, precisions in (("fp32", ["fp32"]), ("bf16", ["fp32", "bf16"]), ("fp16", ["fp32", "fp16"])):
-        found = measure_by_precision(replace(BASE, precision=name), Small(), data(), 0, ranks, lambda: None)
+        checked = TrainingData(replace(BASE, precision=name), 0, ranks, data(), data(), Small())
+        found = measure_by_precision(checked, lambda: None)
         assert [*found] == precisions

@@ -74,8 +74,9 @@ def test_the_recipe_is_the_loop_written_by_hand(
     training = Training(cell, workload, SEED, ranks)
     initial = {name: value.clone() for name, value in training.unwrapped.state_dict().items()}
     train, validation = workload.datasets()
-    run = Epochs(training, TrainingData(cell, SEED, ranks, Subset(train, range(IMAGES)), validation, workload))
-    run.run(Convergence(epochs=EPOCHS), lambda: None)
+    data = TrainingData(cell, SEED, ranks, Subset(train, range(IMAGES)), validation, workload)
+    run = Epochs(training, data, Convergence(epochs=EPOCHS), lambda: None)
+    run.run()
     losses, rates = by_hand(tmp_path, initial, devices)
     assert run.steps.columns["loss"] == pytest.approx(losses, rel=1e-5)
     assert run.steps.columns["learning_rate"] == pytest.approx(rates)

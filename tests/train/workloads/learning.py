@@ -25,11 +25,11 @@ def learn(workload: str, model: str, optimizer: dict[str, Any], epochs: int, **o
     built = workloads.build(cell)
     training = Training(cell, built, 0, ONE)
     data = TrainingData(cell, 0, ONE, *built.datasets(), built)
-    run = Epochs(training, data)
+    run = Epochs(training, data, Convergence(epochs=epochs), lambda: None)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # small operators: two threads wait for each other more than they help
     try:
-        run.run(Convergence(epochs=epochs), lambda: None)
+        run.run()
     finally:
         torch.set_num_threads(threads)
     assert run.diverged is None
