@@ -84,6 +84,7 @@ def _captured(nvml: Nvml) -> Topology:
         )
         link = f"NV{count}" if count else None if level is None else PCIE.get(level)
         square[one][other] = square[other][one] = link
+    modes = [first(partial(nvml.nvmlDeviceGetPersistenceMode, handle)) for handle in handles]
     return {
         "gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles],
         "links": square,
@@ -94,13 +95,9 @@ def _captured(nvml: Nvml) -> Topology:
         ],
         "numa": [numa_node_of_bus(bus) for bus in buses],
         "driver": first(lambda: _text(nvml.nvmlSystemGetDriverVersion())),
-        "persistence": [first(partial(_persists, nvml, one)) for one in handles],
+        "persistence": [None if mode is None else bool(mode) for mode in modes],
         "cards": [_card(nvml, one) for one in handles],
     }
-
-
-def _persists(nvml: Nvml, handle: Handle) -> bool:
-    return bool(nvml.nvmlDeviceGetPersistenceMode(handle))
 
 
 def _card(nvml: Nvml, handle: Handle) -> Card:

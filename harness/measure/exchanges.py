@@ -28,8 +28,7 @@ from harness.train.strategies.base import ExchangePoint
 from harness.train.strategies.ddp import broadcasts_buffers
 from harness.train.training import BACKWARD, CLEARED, Phase
 
-FIRST_STEPS, RECORDED_STEPS = 1, 4
-"""Steps before those that are recorded, after which ddp has its final buckets and fsdp its gathered parameters."""
+RECORDED_STEPS = 4
 Timed = tuple[ExchangePoint, float]
 """A point and its seconds from the start of the forward pass."""
 
@@ -47,8 +46,8 @@ def record_exchanges(stepper: Stepper) -> tuple[ExchangeRow, ...]:
             stepper.step()  # gathers the parameters whose gradients are observed
         if (sharded and cell.compile) or not training.observe_exchange(recorder.point):
             return ()
-        for _ in range(FIRST_STEPS - sharded):
-            stepper.step()
+        if not sharded:
+            stepper.step()  # after it ddp has its final buckets
         steps = [recorder.step(stepper) for _ in range(RECORDED_STEPS)]
     overlapped = stepper.ranks.devices[0].type == "cuda"
     if sharded:

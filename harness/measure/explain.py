@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.measure.exchanges import other_exchanges, record_exchanges
 from harness.measure.flops import count_flops, first_samples, measured_peak
-from harness.measure.profiles import ROUNDS, measure_alone, measure_communication, steps_of_a_round
+from harness.measure.profiles import ROUNDS, measure_communication, steps_of_a_round
 from harness.measure.stepper import Stepper
 from harness.measure.throughput import ThroughputMeasurement
 from harness.measure.window import Clock, Window, elapsed_s
@@ -57,12 +57,19 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
         "at once": lambda: _backward(_in_threads(loss, every)),
     }
     count = steps_of_a_round(steps)
+
+    def repeated(step: Callable[[], None]) -> None:
+        for _ in range(count):
+            for replica in replicas:
+                replica.zero_grad(set_to_none=True)
+            step()
+
     seconds = dict.fromkeys(ways, 0.0)
     for _ in range(ROUNDS):
         for name, step in ways.items():
             step()  # not kept: it follows another way
             with no_garbage_collection():
-                seconds[name] += elapsed_s(partial(_repeated, step, replicas, count), devices, clock)
+                seconds[name] += elapsed_s(partial(repeated, step), devices, clock)
     per_step = {name: total * stepper.micro_batches / (ROUNDS * count) for name, total in seconds.items()}
     return {
         "exchange_s": {
@@ -70,13 +77,6 @@ def measure_replicas(stepper: Stepper, steps: int, *, clock: Clock = time.perf_c
             "side by side": per_step["at once"] - per_step["thread"],
         }
     }
-
-
-def _repeated(step: Callable[[], None], replicas: Sequence[nn.Module], count: int) -> None:
-    for _ in range(count):
-        for replica in replicas:
-            replica.zero_grad(set_to_none=True)
-        step()
 
 
 def _in_threads(loss: Loss, work: Sequence[tuple[nn.Module, object]]) -> list[Tensor]:
@@ -144,7 +144,9 @@ def _without_exchange(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[
         return measure_communication(stepper, steps, detailed=detailed)
     if cell.traits.shards_parameters and not _whole_model_fits(stepper):
         return [], {"explain_error": TOO_LARGE}
-    return measure_alone(stepper, steps, detailed=detailed), {}
+    with stepper.training.without_exchange():  # after which the training is of no further use
+        stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
+        return [stepper.window("alone", ROUNDS * steps_of_a_round(steps), detailed=detailed)], {}
 
 
 def _whole_model_fits(stepper: Stepper) -> bool:
@@ -156,7 +158,7 @@ def _whole_model_fits(stepper: Stepper) -> bool:
         free = torch.cuda.mem_get_info(device)[0] + unused
     else:
         free = psutil.virtual_memory().available // ranks.world_size
-    return ranks.sum([float(needed < free)]) == [ranks.world_size]
+    return all(ranks.gather(needed < free))
 
 
 def _arithmetic(stepper: Stepper, cache: Cache) -> TrialFacts:

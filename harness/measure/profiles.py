@@ -132,8 +132,8 @@ def marked_steps(events: Sequence[Event]) -> MarkedSteps:
 
 def collective_times(
     events: Sequence[Event], parts: Sequence[ProfiledPart], device: torch.device
-) -> dict[str, CollectiveTime | None]:
-    """Return the time of each part's collective by name; None if no event of it was seen.
+) -> dict[str, CollectiveTime]:
+    """Return the time of each part's collective by name, if some event of it was seen.
 
     Exposed time is the union of the collective's intervals minus the union of the intervals of computation, as
     Holistic Trace Analysis defines it. On a GPU both are those of kernels on ``device``. On a CPU the collective's are
@@ -143,11 +143,12 @@ def collective_times(
     classify = _on_gpu if device.type == "cuda" else _on_host
     collectives, computation = classify(events, parts, device.index or 0)
     covered = union(event.span for event in computation)
-    times: dict[str, CollectiveTime | None] = {}
+    times: dict[str, CollectiveTime] = {}
     for part in parts:
         running = union(event.span for event in collectives[part.name])
         exposed = minus(running, covered)
-        times[part.name] = CollectiveTime(_seconds(running), _seconds(exposed)) if running else None
+        if running:
+            times[part.name] = CollectiveTime(_seconds(running), _seconds(exposed))
         covered = union([*covered, *running])
     return times
 
@@ -274,8 +275,6 @@ def measure_collectives(stepper: Stepper) -> TrialFacts:
     the seconds in which the least busy GPU runs anything: NCCL's kernels wait on the others for its rank.
     """
     device, parts = stepper.ranks.devices[0], stepper.data.cell.traits.profiled_parts
-    for _ in range(FIRST_STEPS):
-        stepper.step()
     profiled = profiled_steps(stepper)
     times = collective_times(profiled.events, parts, device)
     busy = busy_s(profiled, stepper.ranks.devices)
@@ -288,10 +287,10 @@ def measure_collectives(stepper: Stepper) -> TrialFacts:
         return {"explain_error": LOST.format(lost, launched)}
     waiting = [part.name for part in parts if part.waits]
 
-    def exposed_s(times: Mapping[str, CollectiveTime | None]) -> float:
-        return sum(time.exposed_s for name in waiting if (time := times[name])) or float("inf")
+    def exposed_s(times: Mapping[str, CollectiveTime]) -> float:
+        return sum(time.exposed_s for name, time in times.items() if name in waiting) or float("inf")
 
-    seen = {name: time for name, time in min((times for times, *_ in of_ranks), key=exposed_s).items() if time}
+    seen = min((times for times, *_ in of_ranks), key=exposed_s)
     facts: TrialFacts = {
         "exchange_s": {name: time.total_s / profiled.steps for name, time in seen.items()},
         "exposed_s": {name: time.exposed_s / profiled.steps for name, time in seen.items()},
@@ -313,8 +312,6 @@ def traces_of(stepper: Stepper, most_bytes: int) -> tuple[bytes, ...]:
 
     Compressed JSON in Chrome's format, which Perfetto and Holistic Trace Analysis read.
     """
-    for _ in range(FIRST_STEPS):
-        stepper.step()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json.gz"
         _profiled(stepper).export_chrome_trace(str(path))
@@ -324,11 +321,13 @@ def traces_of(stepper: Stepper, most_bytes: int) -> tuple[bytes, ...]:
 
 
 def _profiled(stepper: Stepper) -> torch.profiler.profile:
-    """Profile PROFILED_STEPS steps after a first one that does not count; all ranks begin them together.
+    """Profile PROFILED_STEPS steps after some that do not count; all ranks begin them together.
 
     A step's range has the name that torch's own schedule gives it, by which readers of traces find it.
     """
     devices = stepper.ranks.devices
+    for _ in range(FIRST_STEPS):
+        stepper.step()
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if devices[0].type == "cuda" else [])]
     profiler = profile(activities=activities)
     with profiler:
@@ -340,13 +339,6 @@ def _profiled(stepper: Stepper) -> torch.profiler.profile:
                 stepper.step()
             mark_step(devices if number == PROFILED_STEPS - 1 else ())
     return profiler
-
-
-def measure_alone(stepper: Stepper, steps: int, *, detailed: bool) -> list[Window]:
-    """Measure a window of half of ``steps`` without exchange, after which the training is of no further use."""
-    with stepper.training.without_exchange():
-        stepper.window("alone", 1, detailed=detailed)  # fsdp gathers its parameters once more: not kept
-        return [stepper.window("alone", ROUNDS * steps_of_a_round(steps), detailed=detailed)]
 
 
 def measure_communication(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[Window], TrialFacts]:

@@ -45,7 +45,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 _SM_CLOCK = 1  # NVML_CLOCK_SM
 _GPU_SENSOR = 0  # NVML_TEMPERATURE_GPU
-Value = TypeVar("Value")
 
 
 @dataclass(frozen=True)
@@ -232,7 +231,7 @@ def _handle(device: torch.device, nvml: Nvml, visible: str, uuid: str) -> Handle
     return first(*(partial(nvml.nvmlDeviceGetHandleByUUID, name) for name in names))
 
 
-def first(*queries: Callable[[], Value]) -> Value | None:
+def first(*queries: Callable[[], T]) -> T | None:
     """Return the first answer; None if there is none, as a trial never fails because of its telemetry.
 
     pynvml raises not only NVMLError: there is NVMLLibraryMismatchError, and an old version lacks names.

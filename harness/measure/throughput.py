@@ -116,12 +116,9 @@ def measure_throughput(
         monitor.leave_out(between)
     used = monitor.columns(sum(window.weight for window in timed))
     facts = scale_columns(scale, stepper.training.loss_scale(), steps * settings.windows)
-    finite = stepper.training.finite(timed[-1].values["loss"])
-    flags = ranks.sum([float(finite)])
+    finite = all(ranks.gather(stepper.training.finite(timed[-1].values["loss"])))
     marked = () if detailed else (stepper.window("phases", max(LEAST_MARKED, -(-steps // PHASE_PART))),)
-    return ThroughputMeasurement(
-        (*rounds, *timed, *marked), steps, flags[0] == ranks.world_size, warm_up.steady, used, facts
-    )
+    return ThroughputMeasurement((*rounds, *timed, *marked), steps, finite, warm_up.steady, used, facts)
 
 
 class LoadMonitor:

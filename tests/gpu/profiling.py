@@ -9,7 +9,7 @@ from collections import Counter
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from harness.measure.profiles import FIRST_STEPS, PROFILED_STEPS, profiled_steps
+from harness.measure.profiles import PROFILED_STEPS, profiled_steps
 from harness.measure.stepper import Stepper
 from tests.gpu.setting import SMALL, cell_of, group_of_one, keep, median_pace_s, need_cuda, stepper_of, steps_for
 from tests.gpu.verdict import Verdict, judged, measured
@@ -51,8 +51,6 @@ def profiles_agree(device: torch.device, teardown: str) -> Verdict:
     os.environ["TEARDOWN_CUPTI"] = teardown
     with group_of_one(device):
         stepper = stepper_of(cell_of(device, {**SMALL, "strategy": "fsdp"}), device)
-        for _ in range(FIRST_STEPS):
-            stepper.step()
         steps = [profiled_steps(stepper) for _ in range(2)]
     profiles, lost = [each.events for each in steps], sum(each.lost for each in steps)
     keep(f"profile_{teardown}", [[*event] for event in profiles[0]])

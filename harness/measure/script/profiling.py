@@ -90,7 +90,7 @@ def seconds_of(events: Sequence[Event], device: torch.device, wait_s: float) -> 
     on_gpu = device.type == "cuda"
     if on_gpu and all(event.gpu is None for event in events):  # CUPTI is not permitted, or in use
         return None
-    time = collective_times(inside, (COLLECTIVES,), device)[COLLECTIVES.name] or CollectiveTime(0.0, 0.0)
+    time = collective_times(inside, (COLLECTIVES,), device).get(COLLECTIVES.name, CollectiveTime(0.0, 0.0))
     step_s = (over - began) / 1e9 / steps
     idle_s = step_s - (busy_s(marked, [device]) or 0.0) if on_gpu else None
     return ProfiledSteps(step_s, wait_s / steps, time.total_s / steps, time.exposed_s / steps, idle_s)
