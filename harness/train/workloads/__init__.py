@@ -136,6 +136,10 @@ def _check_arguments(name: str, found: type, arguments: Options) -> None:
             place = f"grid.{key}" if key in ("data", "model") else f"workload_options.{key}"
             problems.add(WorkloadError(f"{place}: {name} has no parameter {key!r}; {nearest(key, parameters)}"))
     problems.raise_all()
+    if builtin := BUILTIN_WORKLOADS.get(name):
+        data, models = ([str(arguments[axis])] if axis in arguments else [] for axis in ("data", "model"))
+        for axis, problem in builtin.unknown(data, models):
+            raise WorkloadError(f"grid.{axis}: {problem}")
 
 
 def as_loss(returned: object) -> tuple[Tensor, Tensor]:

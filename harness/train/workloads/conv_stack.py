@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from harness.config.builtin_workloads import SYNTHETIC
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets, datasets
 
 CHANNELS = {"small": (16, 32), "medium": (64, 128), "large": (128, 256, 256)}
 """Channels of the layers between the 3 of input and output: 5,955, 79,107 and 895,747 parameters."""
-NAMES = ("digits", *datasets.SYNTHETIC)
 SIDES = {"digits": 16}
 NOISE = 0.3
 """Standard deviation of the noise on pixels from 0 to 1: without denoising a loss of 0.09 and a PSNR of 10.5 dB."""
@@ -48,15 +48,15 @@ class ConvStack:
         samples: int = 50_000,
         targets: str = "image",
     ) -> None:
-        self.channels = datasets.size_named(model, CHANNELS)
-        self.data = datasets.data_named(data, NAMES)
+        self.channels = CHANNELS[model]
+        self.data = data
         self.image_size = datasets.whole_number("image_size", image_size or SIDES.get(data, 64), 4096)
         self.samples = datasets.whole_number("samples", samples, 2**40)
         if not isinstance(noise, int | float) or isinstance(noise, bool) or not 0 < noise <= 10:
             raise WorkloadError(f"workload_options.noise: got {noise!r}; allowed: a number above 0, at most 10")
         self.noise = float(noise)
-        if targets not in TARGETS or (targets == "random" and data not in datasets.SYNTHETIC):
-            allowed = f"image or, with data {' or '.join(datasets.SYNTHETIC)}, random"
+        if targets not in TARGETS or (targets == "random" and data not in SYNTHETIC):
+            allowed = f"image or, with data {' or '.join(SYNTHETIC)}, random"
             raise WorkloadError(f"workload_options.targets: got {targets!r} with data {data}; allowed: {allowed}")
         self.random = targets == "random"
 

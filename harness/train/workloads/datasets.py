@@ -6,7 +6,7 @@ import importlib.util
 import math
 import os
 import sysconfig
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -18,16 +18,13 @@ from filelock import FileLock
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from harness.errors import WorkloadError, nearest
+from harness.config.builtin_workloads import SYNTHETIC
+from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 
 T = TypeVar("T", covariant=True)
-S = TypeVar("S")
 Draw = Callable[[int, torch.Generator], T]
 """(index, generator seeded with it) -> sample. With worker processes that are not forked it must be picklable."""
-SYNTHETIC = ("synthetic", "synthetic_device")
-"""Names of synthetic data; with the second, the harness keeps one batch on the device."""
-NAMES = ("digits", "cifar10", *SYNTHETIC)
 DIGITS, DIGITS_VALIDATION = 1797, 360
 CIFAR10_HINT = (
     "Unpack cifar-10-python.tar.gz (from https://www.cs.toronto.edu/~kriz/cifar.html) into the folder that "
@@ -51,21 +48,6 @@ def whole_number(name: str, value: object, most: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= most:
         raise WorkloadError(f"workload_options.{name}: got {value!r}; allowed: a whole number from 1 to {most}")
     return value
-
-
-def size_named(model: object, sizes: Mapping[str, S]) -> S:
-    """Return the size of this name; raise WorkloadError with the nearest name if there is none."""
-    if model not in sizes:
-        raise WorkloadError(f"grid.model: got {model!r}; {nearest(str(model), sizes)}")
-    return sizes[str(model)]
-
-
-def data_named(data: object, names: Sequence[str], *, folder: bool = False) -> str:
-    """Return the name of data or, with ``folder``, a path with a slash; raise WorkloadError with the nearest name."""
-    if data not in names and not (folder and "/" in str(data)):
-        path = ", or a folder's path, with a slash" if folder else ""
-        raise WorkloadError(f"grid.data: got {data!r}; {nearest(str(data), names)}{path}")
-    return str(data)
 
 
 class Synthetic(Dataset[T], Generic[T]):

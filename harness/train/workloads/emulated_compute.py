@@ -26,11 +26,10 @@ from torch.distributed import get_rank, is_initialized
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
-from harness.train.workloads.datasets import data_named, size_named, synthetic_datasets, whole_number
+from harness.train.workloads.datasets import synthetic_datasets, whole_number
 
 SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""
-NAMES = ("synthetic",)
 FORWARD_SHARE = 1 / 3
 """Share of the forward pass in a step's waits; backward computes two matrix products where forward computes one."""
 MEBIBYTE = 2**20
@@ -63,8 +62,7 @@ class EmulatedCompute:
         samples: int = 50_000,
         seed: int = 0,
     ) -> None:
-        data_named(data, NAMES)
-        size = size_named(model, SIZES) if mebibytes is None else number("mebibytes", mebibytes, 2**20)
+        size = SIZES[model] if mebibytes is None else number("mebibytes", mebibytes, 2**20)
         self.elements = int(size * MEBIBYTE / 4)
         self.layers = whole_number("layers", layers, 10_000)
         self.skew = number("skew", skew, 1e6)

@@ -11,13 +11,12 @@ from torch.nn.functional import cross_entropy
 
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets, datasets
-from harness.train.workloads.datasets import data_named, size_named, whole_number
+from harness.train.workloads.datasets import whole_number
 
 DEPTHS = {f"resnet{6 * n + 2}": n for n in (1, 2, 3, 5, 7, 9)}
 """resnet8, 14, 20, 32, 44 and 56: the number of blocks in each of the three stages."""
 NORMS = ("batch", "group")
 TORCHVISION = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-MODELS = (*DEPTHS, *TORCHVISION)
 SMALL_IMAGE = 64
 """Up to this side in pixels, torchvision's models get the stem of He et al.'s CIFAR networks by default."""
 STEM_STRIDES = {"cifar": 1, "cifar_stride2": 2}
@@ -79,10 +78,10 @@ class ImageClassification:
     """A ResNet with cross-entropy loss.
 
     ``data``: digits, cifar10, synthetic, synthetic_device or a folder with train/ and val/. ``model``: one of
-    MODELS. ``width``: channels of the small family's first stage; ``norm``: its normalisation, batch or group.
-    ``stem``: one of STEMS, for torchvision's models; by default cifar for small images. ``image_size``: side in pixels,
-    by default 16 for digits, 32 for cifar10 and 224 else. ``augment``: random crops and flips of training images, for
-    cifar10 and folders. ``samples``: the size of a synthetic set.
+    DEPTHS or TORCHVISION. ``width``: channels of the small family's first stage; ``norm``: its normalisation, batch or
+    group. ``stem``: one of STEMS, for torchvision's models; by default cifar for small images. ``image_size``: side in
+    pixels, by default 16 for digits, 32 for cifar10 and 224 else. ``augment``: random crops and flips of training
+    images, for cifar10 and folders. ``samples``: the size of a synthetic set.
     """
 
     unit = "samples"
@@ -102,8 +101,6 @@ class ImageClassification:
         data_folder: str | None = None,
         download: bool = False,
     ) -> None:
-        size_named(model, dict.fromkeys(MODELS))
-        data_named(data, datasets.NAMES, folder=True)
         if data == "cifar10" and not data_folder:
             raise WorkloadError(f"workload_options.data_folder: cifar10 needs one. {datasets.CIFAR10_HINT}")
         if norm not in NORMS or (norm != "batch" and model in TORCHVISION):

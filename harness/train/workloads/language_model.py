@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu, linear, scaled_dot_product_attention
 from torch.utils.data import Dataset
 
+from harness.config.builtin_workloads import SYNTHETIC
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets, datasets
 
 INITIAL_STD = 0.02
-NAMES = (datasets.STDLIB, *datasets.SYNTHETIC)
 BYTES = 256
 
 
@@ -115,8 +115,8 @@ class LanguageModel:
         text_bytes: int = 2_000_000,
         samples: int = 50_000,
     ) -> None:
-        shape = datasets.size_named(model, SHAPES)
-        self.data = datasets.data_named(data, NAMES, folder=True)
+        shape = SHAPES[model]
+        self.data = data
         self.shape = replace(shape, context=datasets.whole_number("context", context or shape.context, 2**20))
         self.text_bytes = datasets.whole_number("text_bytes", text_bytes, 2**40)
         self.samples = datasets.whole_number("samples", samples, 2**40)
@@ -125,7 +125,7 @@ class LanguageModel:
         return Gpt(self.shape)
 
     def datasets(self) -> Datasets:
-        if self.data in datasets.SYNTHETIC:
+        if self.data in SYNTHETIC:
             return datasets.synthetic_datasets(self.draw, self.samples)
         train, validation = map(_joined, datasets.read_texts(self.data, self.text_bytes))
         return self._windows(train, "training"), self._windows(validation, "validation")

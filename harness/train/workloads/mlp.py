@@ -23,7 +23,6 @@ SIZES = {"small": (20, 200), "medium": (50, 1_250), "large": (100, 5_000)}
 parameters), 2,500 and 1,250 (4,702,510), 10,000 and 5,000 (75,060,010)."""
 CLASSES = 10
 TARGETS = ("classes", "inputs")
-NAMES = ("digits", *datasets.SYNTHETIC)
 
 
 class Dense(nn.Module):
@@ -59,8 +58,8 @@ class Mlp:
         width: int | None = None,
         targets: str = "classes",
     ) -> None:
-        self.side, units = datasets.size_named(model, SIZES)
-        self.data = datasets.data_named(data, NAMES)
+        self.side, units = SIZES[model]
+        self.data = data
         self.samples = datasets.whole_number("samples", samples, 2**40)
         self.hidden = [datasets.whole_number("width", units if width is None else width, 2**20)]
         self.hidden *= datasets.whole_number("layers", layers, 1000)

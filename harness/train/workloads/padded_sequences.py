@@ -22,6 +22,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence, pad_sequence
 from torch.utils.data import Dataset
 
+from harness.config.builtin_workloads import SYNTHETIC
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets, datasets
 
@@ -38,7 +39,6 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
-NAMES = (datasets.STDLIB, *datasets.SYNTHETIC)
 BYTES = 256
 IGNORED = -100
 """The label of padding: cross_entropy's own default."""
@@ -99,8 +99,8 @@ class PaddedSequences:
         text_bytes: int = 500_000,
         samples: int = 50_000,
     ) -> None:
-        self.size = datasets.size_named(model, SIZES)
-        self.data = datasets.data_named(data, NAMES, folder=True)
+        self.size = SIZES[model]
+        self.data = data
         self.longest = datasets.whole_number("longest", longest, 2**20)
         self.text_bytes = datasets.whole_number("text_bytes", text_bytes, 2**40)
         self.samples = datasets.whole_number("samples", samples, 2**40)
@@ -109,7 +109,7 @@ class PaddedSequences:
         return Tagger(self.size)
 
     def datasets(self) -> Datasets:
-        if self.data in datasets.SYNTHETIC:
+        if self.data in SYNTHETIC:
             return datasets.synthetic_datasets(self.draw, self.samples)
         return _passages(self.data, self.text_bytes, self.longest)
 

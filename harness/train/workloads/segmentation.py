@@ -19,7 +19,6 @@ from harness.train.workloads import Datasets, datasets
 
 WIDTHS = {"small": 8, "medium": 16, "large": 32}
 """Channels of the first layer: 5,457, 21,281 and 84,033 parameters."""
-NAMES = ("digits", *datasets.SYNTHETIC)
 PHOTOGRAPHS = ("china.jpg", "flower.jpg")
 FOREGROUND = 4 / 16
 """Pixels of a digit above 4 of 16 are its foreground."""
@@ -59,8 +58,8 @@ class Segmentation:
     metric_names = ("iou",)
 
     def __init__(self, data: str = "digits", model: str = "small", image_size: int = 32, samples: int = 50_000) -> None:
-        self.width = datasets.size_named(model, WIDTHS)
-        self.data = datasets.data_named(data, NAMES)
+        self.width = WIDTHS[model]
+        self.data = data
         self.image_size = datasets.whole_number("image_size", image_size, MOST_SIDE)
         if self.image_size % 2 or self.image_size < DIGIT:
             allowed = f"an even number from {DIGIT} to {MOST_SIDE}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.data import default_collate
 
 from harness.errors import WorkloadError
+from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.loader import SeededDataset
 from tests.train.workloads.learning import count, learn
@@ -200,6 +202,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
     ("name", "arguments", "message"), [(name, *row) for name, rows in REFUSED.items() for row in rows]
 )
 def test_invalid_options_are_refused(name: str, arguments: dict[str, Any], message: str) -> None:
+    base = Cell(name, None, None, "single", "cpu", 1, 1, "weak", 1, 1)
     with pytest.raises(WorkloadError) as caught:
-        workloads.load_class(name)(**arguments)
+        workloads.build(replace(base, workload_options=arguments))
     assert str(caught.value).startswith(message)
