@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, TensorDataset
 
 from harness.config.builtin_workloads import SYNTHETIC
 from harness.errors import WorkloadError
@@ -100,26 +100,13 @@ def _noise(pixels: int) -> Tensor:
     return torch.randn(NOISE_STARTS + pixels, generator=torch.Generator().manual_seed(0))
 
 
-class Images(Dataset[tuple[Tensor, int]]):
-    """Images of shape (n, 3, side, side) in memory, with their labels."""
-
-    def __init__(self, images: Tensor, labels: Tensor) -> None:
-        self.images, self.labels = images, labels
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        return self.images[index], int(self.labels[index])
-
-
 def load(name: str, source: Source) -> Datasets:
     """Return training and validation data by name, or from a folder with train/ and val/; raise WorkloadError."""
     if name in SYNTHETIC:
         return synthetic_datasets(source.draw, source.synthetic_samples)
     if name == "digits":
         digits = read_digits(source.image_size, standardised=True)
-        train, validation = (Images(images.repeat(1, 3, 1, 1), labels) for images, labels in digits)
+        train, validation = (TensorDataset(images.repeat(1, 3, 1, 1), labels) for images, labels in digits)
         return train, validation
     return _cifar10(source) if name == "cifar10" else _folder(Path(name), source)
 

@@ -59,7 +59,7 @@ def test_digits_are_real_split_and_the_same_every_time() -> None:
     rows = {tuple(image.flatten().tolist()) for image, _ in (train[i] for i in range(1437))}
     held = {tuple(image.flatten().tolist()) for image, _ in (validation[i] for i in range(360))}
     assert not rows & held
-    assert {validation[i][1] for i in range(360)} == set(range(10))
+    assert {int(validation[i][1]) for i in range(360)} == set(range(10))
 
 
 def test_synthetic_images_differ_though_their_noise_is_drawn_once() -> None:
