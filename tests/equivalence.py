@@ -154,13 +154,13 @@ def scales_after_an_overflow(strategy: str, rank: int, world_size: int) -> list[
     training = train_otherwise(strategy, rank, world_size, Regression(), precision="fp16")
     update = training._scaled_update
 
-    def overflow(scaler: torch.amp.GradScaler) -> None:
+    def overflow() -> None:
         gradient = next(p.grad for p in training.model.parameters() if p.grad is not None)
         if rank == world_size - 1:
             local_part(gradient).view(-1)[0] = torch.inf
         elif strategy != "fsdp":  # ranks of ddp hold the same gradients
             gradient.view(-1)[0] = torch.inf
-        update(scaler)
+        update()
 
     training._scaled_update = overflow  # type: ignore[method-assign]
     share = next(epoch_shares(SAMPLES, BATCH, SEED, 1, rank, world_size))

@@ -63,7 +63,7 @@ def capture(training: Training, ranks: Ranks) -> State:
     generators = ranks.gather_to_first((own, random.getstate()))
     tensors, values = _parted(optimizer)
     rng = {f"rank{rank}.{name}": state for rank, (states, _) in enumerate(generators) for name, state in states.items()}
-    values["scaler"] = training.scaler_state()
+    values["scaler"] = training.scaler.state_dict()
     values["python_rng"] = [state for _, state in generators]
     whole = {name: value for name, value in parameters.items() if isinstance(value, Tensor)}
     return State(whole, tensors, rng, values)
@@ -82,7 +82,7 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
         training.strategy.load_optimizer_state(training.model, training.optimizer, kept)
     for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in values.items() if name != "params"})
-    training.load_scaler_state(state.values.get("scaler", {}))
+    training.scaler.load_state_dict(state.values["scaler"])
     dcp.set_model_state_dict(training.unwrapped, dict(state.model), options=options)
     prefix = f"rank{ranks.rank}."
     states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}

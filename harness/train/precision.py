@@ -44,9 +44,9 @@ class Precision:
         """Return the model with autocast in its forward pass; the model itself if it computes in float32."""
         return Autocast(model, self.device, self.reduced) if self.reduced else model
 
-    def scaler(self) -> torch.amp.GradScaler | None:
-        """Return a new loss scale for fp16, whose small gradients would be 0; None for other precisions."""
-        return torch.amp.GradScaler(self.device) if self.name == "fp16" else None
+    def scaler(self) -> GradScaler:
+        """Return a new loss scale, enabled for fp16, whose small gradients would be 0; else it changes nothing."""
+        return GradScaler(self.device, enabled=self.name == "fp16")
 
     @property
     def text(self) -> str:

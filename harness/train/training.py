@@ -127,9 +127,10 @@ class Training:
         self._workload, self._ranks = workload, ranks
         self._marks_graphs = cell.compile_mode != "default" and ranks.devices[0].type == "cuda"
         self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
-        self._scaler = self.precision.scaler()
+        self.scaler = self.precision.scaler()
+        self._scales_loss = self.scaler.is_enabled()  # asked once: a disabled one would cost a microsecond a step
         # whether the weight of the global batch is known before backward
-        known = self._counts_samples or (ranks.world_size == self._micro_batches == 1 and not self._scaler)
+        known = self._counts_samples or (ranks.world_size == self._micro_batches == 1 and not self._scales_loss)
         self._scales_later = not known
         self._after_step: Callable[[nn.Module, int], object] | None = getattr(workload, "after_step", None)
         self.steps_taken = 0
@@ -203,8 +204,8 @@ class Training:
         mark(BACKWARD)
         if self._alone and self._cell.traits.shards_parameters:
             pass  # no shard has a gradient
-        elif self._scaler:
-            self._scaled_update(self._scaler)
+        elif self._scales_loss:
+            self._scaled_update()
         else:
             if self._clip:
                 self._clip(self.model.parameters())
@@ -215,16 +216,16 @@ class Training:
         mark(OPTIMIZER)
         return StepValues(loss, weight)
 
-    def _scaled_update(self, scaler: torch.amp.GradScaler) -> None:
+    def _scaled_update(self) -> None:
         """Update the parameters unless a gradient is not finite: the host reads that once a step, as every user's does.
 
         Over fsdp's shards torch takes the maximum of the ranks' findings.
         """
         if self._clip:
-            scaler.unscale_(self.optimizer)
+            self.scaler.unscale_(self.optimizer)
             self._clip(self.model.parameters())
-        scaler.step(self.optimizer)
-        scaler.update()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
 
     def _backward(
         self, batch: object, share: Share, mark: Mark, earlier: Tensor | None = None, *, last: bool = True
@@ -242,7 +243,7 @@ class Training:
         weight = weight if earlier is None else earlier + weight
         tokens = self._exchange(weight) if self._scales_later and last else None
         with self._around_backward():
-            (self._scaler.scale(loss_per_unit) if self._scaler else loss_per_unit).backward()
+            (self.scaler.scale(loss_per_unit) if self._scales_loss else loss_per_unit).backward()
         if tokens and not are_equal(divisor, total := tokens.value()):
             scale_gradients(self.model, divisor / tokens_or(total, divisor))
         return loss.detach(), weight
@@ -331,7 +332,7 @@ class Training:
             "model": self.model.state_dict(),
             "buffers": dict(self.model.named_buffers()),  # non-persistent buffers too
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler_state(),
+            "scaler": self.scaler.state_dict(),
         }
         copied: Json = tree_map_only(Tensor, lambda leaf: leaf.detach().cpu().clone(), state)
         return copied
@@ -343,17 +344,7 @@ class Training:
         self.optimizer.state.clear()  # else entries that the snapshot lacks would remain
         # a copy: the optimizer keeps these tensors and updates them in place
         self.optimizer.load_state_dict(copy.deepcopy(snapshot["optimizer"]))
-        self.load_scaler_state(snapshot["scaler"])
-
-    def scaler_state(self) -> Json:
-        """Return the state of the loss scale as plain values; empty unless fp16."""
-        state: Json = self._scaler.state_dict() if self._scaler else {}
-        return state
-
-    def load_scaler_state(self, state: Json) -> None:
-        """Set what ``scaler_state`` returned; nothing if that was empty."""
-        if self._scaler and state:
-            self._scaler.load_state_dict(dict(state))
+        self.scaler.load_state_dict(snapshot["scaler"])
 
     def finite(self, losses: Sequence[float]) -> bool:
         """Return whether these losses and all parameters on this rank are finite."""
@@ -389,12 +380,12 @@ class Training:
 
     def expect_few_steps(self) -> None:
         """Begin with a small loss scale under fp16, so that none of the first updates is skipped."""
-        if state := self.scaler_state():
-            self.load_scaler_state({**state, "scale": FEW_STEPS_SCALE})
+        if self._scales_loss:
+            self.scaler.load_state_dict({**self.scaler.state_dict(), "scale": FEW_STEPS_SCALE})
 
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
-        return LossScale.of(self._scaler) if self._scaler else None
+        return LossScale.of(self.scaler) if self._scales_loss else None
 
 
 class TokenSum:

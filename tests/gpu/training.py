@@ -49,10 +49,10 @@ def skips(device: torch.device) -> Verdict:
     training.expect_few_steps()
     update = training._scaled_update
 
-    def overflow(scaler: torch.amp.GradScaler) -> None:
+    def overflow() -> None:
         gradient = next(p.grad for p in training.model.parameters() if p.grad is not None)
         gradient.view(-1)[0] = torch.inf
-        update(scaler)
+        update()
 
     training.step(batch, share)
     seen = [(_flat(training), training.loss_scale())]

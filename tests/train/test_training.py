@@ -183,7 +183,7 @@ def test_the_loss_scale_of_tokens_acts_alike(strategy: str, accumulation: int, m
 
 def test_a_step_whose_gradient_overflows_is_skipped_and_halves_the_scale() -> None:
     training = training_of(FP16)
-    training.load_scaler_state({**training.scaler_state(), "scale": 2.0**40})
+    training.scaler.load_state_dict({**training.scaler.state_dict(), "scale": 2.0**40})
     before = flat(training)
     next(steps(training))
     assert torch.equal(flat(training), before)
@@ -199,7 +199,7 @@ def test_a_snapshot_holds_the_loss_scale_which_other_precisions_have_not() -> No
     training = training_of(FP16)
     next(steps(training))
     kept = training.snapshot()
-    training.load_scaler_state({**training.scaler_state(), "scale": 4.0})
+    training.scaler.load_state_dict({**training.scaler.state_dict(), "scale": 4.0})
     training.restore(kept)
     assert training.loss_scale() == LossScale(65536.0, 1, 2000)
 
