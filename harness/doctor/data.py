@@ -412,7 +412,7 @@ def judge_padding(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare the tokens that loss() counted in the first step with the places of the batch, and with the real ones."""
     for rank, steps in enumerate(seen):
         padded, counted = steps.padded, steps.weights[0] if steps.weights else 0.0
-        if padded.counts_tokens and padded.share < 1 and padded.real < padded.places <= counted:
+        if steps.unit == "tokens" and padded.real < padded.places <= counted:
             yield Finding(
                 PADDING,
                 "warning",

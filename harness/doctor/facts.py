@@ -124,19 +124,18 @@ class Padded:
 
     places: int = 0
     real: int = 0
-    counts_tokens: bool = False
 
     @property
     def share(self) -> float:
         return self.real / self.places if self.places else 1.0
 
 
-def padded_of(batches: Sequence[object], unit: str) -> Padded:
+def padded_of(batches: Sequence[object]) -> Padded:
     """Look for tensors of whole numbers, of shape (batch, length), whose rows end in the same number in every batch."""
     for leaves in zip(*map(tree_leaves, batches), strict=False):
         found = [padding for leaf in leaves if (padding := _padding(leaf))]
         if found and len(found) == len(leaves) and len({number for number, _ in found}) == 1:
-            return Padded(leaves[0].numel(), found[0][1], unit == "tokens")
+            return Padded(leaves[0].numel(), found[0][1])
     return Padded()
 
 

@@ -186,7 +186,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
             seen.moved_by_hand = moved_by_hand(inner, before)
 
     batches, state_before = subject.stream(STEPS), digests_of_state(inner)
-    seen.padded = padded_of([batch for _, batch in batches], training.unit)
+    seen.padded = padded_of([batch for _, batch in batches])
     own = innermost(subject.workload)
     drawn_before = random_states(inner, own)
     with StepMemory() as memory:
@@ -223,18 +223,14 @@ def _taken(
     subject: Subject, training: Training, batches: Sequence[tuple[Share, object]], seen: Steps, mark: Mark
 ) -> Iterator[tuple[StepValues, float]]:
     """Take the steps; yield what each reports, and its seconds."""
+    outer, inner = training.model, training.unwrapped
 
-    inner = training.unwrapped
-
-    def outer_called(*_: object) -> None:
-        seen.calls += 1
+    def called(module: nn.Module, *_: object) -> None:
+        seen.calls += module is outer
+        seen.inner_calls += module is inner
         seen.evaluates |= not inner.training
 
-    def inner_called(*_: object) -> None:
-        seen.inner_calls += 1
-        seen.evaluates |= not inner.training
-
-    hooks = [training.model.register_forward_hook(outer_called), inner.register_forward_hook(inner_called)]
+    hooks = [module.register_forward_hook(called) for module in {outer, inner}]
     for share, batch in batches:
         synchronize(subject.ranks.devices)
         start = time.perf_counter()

@@ -380,18 +380,23 @@ def test_padding_is_what_rows_of_several_lengths_end_in(rows: list[list[int]], l
 
 def test_a_number_pads_only_if_it_ends_the_rows_of_every_batch() -> None:
     padded = torch.tensor([[1, 2, 3, 4], [5, 6, 0, 0], [7, 0, 0, 0]])
-    assert padded_of([(torch.zeros(3), padded)] * 2, "tokens") == Padded(12, 7, counts_tokens=True)
+    assert padded_of([(torch.zeros(3), padded)] * 2) == Padded(12, 7)
     for other in (padded + 1, padded.flip(1), padded.float()):
-        assert padded_of([(torch.zeros(3), padded), (torch.zeros(3), other)], "tokens") == Padded()
+        assert padded_of([(torch.zeros(3), padded), (torch.zeros(3), other)]) == Padded()
 
 
 def test_padding_that_is_counted_is_named_with_the_share_of_real_tokens() -> None:
-    seen = Padded(places=100, real=60, counts_tokens=True)
-    counted = data.judge_padding([steps(padded=seen, weights=[100.0])], case())
+    seen = Padded(places=100, real=60)
+    counted = data.judge_padding([steps(padded=seen, weights=[100.0], unit="tokens")], case())
     only(counted, seen="counts in a batch of rank 0: 100; places 100, of which 60")
-    assert not [*data.judge_padding([steps(padded=seen, weights=[60.0])], case())]
+    assert not [*data.judge_padding([steps(padded=seen, weights=[60.0], unit="tokens")], case())]
+    assert not [*data.judge_padding([steps(padded=seen, weights=[100.0])], case())]
     assert data.padding_figures([steps(padded=seen)], case()) == {"real tokens in a padded batch": "60 %"}
-    only(data.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0])], case()), "note", seen="20 %")
+    only(
+        data.judge_padding([steps(padded=replace(seen, real=20), weights=[20.0], unit="tokens")], case()),
+        "note",
+        seen="20 %",
+    )
     assert not [*data.judge_padding([steps()], case())]
 
 
