@@ -22,6 +22,7 @@ from harness.measure.links import Meter, backend_of, collectives
 from harness.measure.window import synchronize
 from harness.plan.cell import Cell, int_option
 from harness.plan.checks import Finding, join_names
+from harness.plan.rows import Severity
 from harness.system.process import die_with_parent
 from harness.train.ranks import Ranks
 
@@ -123,14 +124,12 @@ def judge_copies(seen: Sequence[Copied], case: Case) -> Iterator[Finding]:
         advice = "look for errors of the GPUs in nvidia-smi and dmesg, and examine again"
         yield Finding(COPIES, "warning", failed, means, advice)
     if pairs := [f"{source} to {target} {way}" for node in seen for source, target, way in node.wrong]:
-        yield Finding(
-            COPIES,
-            "error" if case.cell.traits.replicates else "warning",  # dp copies by itself; NCCL may go another way
-            f"corrupt copies between GPUs: {join_names(pairs)}",
-            "silent data corruption: wrong losses or NaN under DataParallel, and no valid result on such a pair",
-            "disable the IOMMU or PCIe ACS in the firmware (or boot with iommu=pt), or use pairs with NVLink; "
-            "NCCL_P2P_DISABLE has no effect on dp, which does not copy with NCCL",
-        )
+        # dp copies by itself; NCCL may go another way
+        severity: Severity = "error" if case.cell.traits.replicates else "warning"
+        means = "silent data corruption: wrong losses or NaN under DataParallel, and no valid result on such a pair"
+        advice = "disable the IOMMU or PCIe ACS in the firmware (or boot with iommu=pt), or use pairs with NVLink; "
+        advice += "NCCL_P2P_DISABLE has no effect on dp, which does not copy with NCCL"
+        yield Finding(COPIES, severity, f"corrupt copies between GPUs: {join_names(pairs)}", means, advice)
 
 
 COPIES_CHECK = Check(observe_copies, judge_copies, stops=True)

@@ -143,23 +143,17 @@ def judge(seen: Sequence[Samples], case: Case) -> Iterator[Finding]:
     yield from islice(chain(_sampler(seen, case.cell), _unstable(seen), _differing(seen), _repeated(seen)), 1)
     first, again = (1000 * seconds for seconds in max((rank.read_s for rank in seen), key=lambda read_s: read_s[0]))
     if first:
-        yield Finding(
-            NAME,
-            "note",
-            f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms",
-            "cached samples, by the data set or the operating system: timed windows read most for the first time. If "
-            "all fit into memory, later epochs are faster, and their speedups are others",
-            "fill the cache before the measurement, or decide by the time to a target (convergence)",
-        )
+        text = f"reading {PROBES} samples for the first time: {first:.3g} ms, again: {again:.3g} ms"
+        means = "cached samples, by the data set or the operating system: timed windows read most for the first time. "
+        means += "If all fit into memory, later epochs are faster, and their speedups are others"
+        advice = "fill the cache before the measurement, or decide by the time to a target (convergence)"
+        yield Finding(NAME, "note", text, means, advice)
     if seen[0].repeats_draws:
-        yield Finding(
-            NAME,
-            "warning",
-            "state of the random generators after two different samples, from different states before: the same",
-            "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and "
-            "for every step",
-            "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index",
-        )
+        text = "state of the random generators after two different samples, from different states before: the same"
+        means = "each sample sets a generator to one seed: augmentation and noise are the same for all samples, and "
+        means += "for every step"
+        advice = "remove the seed from __getitem__; the harness seeds each sample by seed, epoch and index"
+        yield Finding(NAME, "warning", text, means, advice)
 
 
 def distinct(seen: Sequence[Samples]) -> int | None:
@@ -185,16 +179,12 @@ def empty(samples: int) -> list[Finding]:
 def _sampler(seen: Sequence[Samples], cell: Cell) -> Iterator[Finding]:
     for sampler in seen[0].samplers[:1]:
         given, holds = seen[0].count, sampler.holds
-        yield Finding(
-            NAME,
-            "error",
-            f"DistributedSampler inside the data set (rank {sampler.rank} of {sampler.replicas}): {sampler.gives:,} of "
-            f"{holds:,} samples; length of the data set under {cell.strategy}: {given:,}",
-            f"{max(0, holds - given):,} samples are never used, and the order is the same in every epoch, as set_epoch "
-            "is never called",
-            "return the whole data set from datasets(); the harness gives each rank its share of every global batch, "
-            "in a new order each epoch",
-        )
+        text = f"DistributedSampler inside the data set (rank {sampler.rank} of {sampler.replicas}): {sampler.gives:,} "
+        text += f"of {holds:,} samples; length of the data set under {cell.strategy}: {given:,}"
+        means = f"{max(0, holds - given):,} samples are never used, and the order is the same in every epoch, as "
+        means += "set_epoch is never called"
+        advice = "return the whole data set from datasets(); the harness gives each rank its share of every global "
+        yield Finding(NAME, "error", text, means, f"{advice}batch, in a new order each epoch")
 
 
 def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
@@ -208,30 +198,23 @@ def _differing(seen: Sequence[Samples]) -> Iterator[Finding]:
         other = next(n for n, rank in enumerate(seen) if rank.first != seen[0].first)
         differ = sum(a != b for a, b in zip(seen[0].first, seen[other].first, strict=True))
         number = distinct(seen)
-        yield Finding(
-            NAME,
-            "error",
-            f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index"
-            + ("" if number is None or seen[0].drawn is None else f"; distinct samples in an epoch: {number:,}"),
-            "different data on each rank: the contents of a global batch depend on the number of ranks",
-            advice,
-        )
+        text = f"{differ} of {len(seen[0].first)} compared samples differ between ranks 0 and {other} at the same index"
+        if number is not None and seen[0].drawn is not None:
+            text += f"; distinct samples in an epoch: {number:,}"
+        means = "different data on each rank: the contents of a global batch depend on the number of ranks"
+        yield Finding(NAME, "error", text, means, advice)
 
 
 def _unstable(seen: Sequence[Samples]) -> Iterator[Finding]:
     for rank in seen:
         differ = sum(a != b for a, b in zip(rank.first, rank.again, strict=True))
         if differ:
-            yield Finding(
-                NAME,
-                "error",
-                f"{differ} of {len(rank.first)} compared samples change when they are read again at the same index, "
-                "epoch and seed",
-                "samples that depend on state or on an unseeded generator: the strategies train on different data, and "
-                "loader workers or ranks may repeat draws",
-                "let a sample depend on its index only, and draw random numbers from torch's or Python's default "
-                "generator, which the harness seeds for each sample",
-            )
+            text = f"{differ} of {len(rank.first)} compared samples change when they are read again at the same index, "
+            means = "samples that depend on state or on an unseeded generator: the strategies train on different data, "
+            means += "and loader workers or ranks may repeat draws"
+            advice = "let a sample depend on its index only, and draw random numbers from torch's or Python's default "
+            advice += "generator, which the harness seeds for each sample"
+            yield Finding(NAME, "error", f"{text}epoch and seed", means, advice)
 
 
 def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
@@ -377,16 +360,11 @@ def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
         yield Finding(NAME, "warning", f"loader workers: {failed}", means, remedy(failed) or "try loader.workers: 0")
     worst = max(seen, key=lambda rank: rank.differ)
     if worst.differ:
-        yield Finding(
-            NAME,
-            "error",
-            f"{worst.differ} of {worst.compared:,} compared samples differ between the process itself and its loader "
-            "workers",
-            "what the data set opened or seeded before the workers were forked is shared by them, as an open file with "
-            "one position: samples mix with others, or are read wrongly",
-            "open files in __getitem__, at the first use in each process, and compute samples from their index alone; "
-            "or loader.workers: 0",
-        )
+        text = f"{worst.differ} of {worst.compared:,} compared samples differ between the process itself and its "
+        means = "what the data set opened or seeded before the workers were forked is shared by them, as an open file "
+        means += "with one position: samples mix with others, or are read wrongly"
+        advice = "open files in __getitem__, at the first use in each process, and compute samples from their index "
+        yield Finding(NAME, "error", f"{text}loader workers", means, f"{advice}alone; or loader.workers: 0")
 
 
 WORKERS_CHECK = Check(observe_workers, judge_workers, about=("datasets",), clue=r"open\(|File\(")
@@ -413,14 +391,11 @@ def judge_padding(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     for rank, steps in enumerate(seen):
         padded, counted = steps.padded, steps.weights[0] if steps.weights else 0.0
         if steps.unit == "tokens" and padded.real < padded.places <= counted:
-            yield Finding(
-                PADDING,
-                "warning",
-                f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
-                f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)",
-                "throughput counts padding, and the loss averages over it: both depend on which samples meet",
-                "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)",
-            )
+            text = f"tokens that loss() counts in a batch of rank {rank}: {counted:g}; places {padded.places:,}, of "
+            text += f"which {padded.real:,} hold real tokens ({100 * padded.share:.0f} %)"
+            means = "throughput counts padding, and the loss averages over it: both depend on which samples meet"
+            advice = "return the number of real tokens as the weight, and leave padding out of the loss (ignore_index)"
+            yield Finding(PADDING, "warning", text, means, advice)
             return
     share = min((steps.padded.share for steps in seen), default=1.0)
     if share < LEAST_REAL:

@@ -179,16 +179,13 @@ def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
     is_share = any(abs(factor / wanted - 1) <= SHARE for wanted in (cell.devices, 1 / cell.devices))
     if factor > 0 and rest <= (SHARE**2) * own and is_share:
         times = f"{cell.devices} times" if factor > 1 else f"1/{cell.devices} of"
-        yield Finding(
-            NAME,
-            "error",
-            f"gradient of {cell.strategy} on {cell.devices} devices: {times} that of one device at the same global "
-            f"batch of {seen[0].batch} (factor {factor:.3f})",
-            "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
-            "number of devices",
-            "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
-            "unscaled: no mean, no factor of dist.get_world_size()",
-        )
+        text = f"gradient of {cell.strategy} on {cell.devices} devices: {times} that of one device at the same global "
+        text += f"batch of {seen[0].batch} (factor {factor:.3f})"
+        means = "sum over the devices instead of a mean, or the reverse: the effective learning rate depends on the "
+        means += "number of devices"
+        advice = "loss() must return the sum over its batch and the weight of the batch (samples or tokens), both "
+        advice += "unscaled: no mean, no factor of dist.get_world_size()"
+        yield Finding(NAME, "error", text, means, advice)
         return
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
     names = [name for name in differ if relative(*products[name]) > MAX_DIFFERENCE]
@@ -202,14 +199,10 @@ def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
     if relative(cross, one, own) < SMALL_DIFFERENCE:
         advice += "; nothing is to be done if the recipe asks for it, as PPO for advantages that are normalised in "
         advice += "each minibatch"
-    yield Finding(
-        NAME,
-        "error",
-        f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
-        f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}",
-        "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a claim",
-        advice,
-    )
+    text = f"relative difference of the gradient of {cell.strategy} on {cell.devices} devices from that of one "
+    text += f"device: {100 * relative(cross, one, own):.0f} % (factor {factor:.3f}); largest in {join_names(names)}"
+    means = "the strategy is not equivalent to one device at the same global batch: its speed is measured, without a "
+    yield Finding(NAME, "error", text, f"{means}claim", advice)
 
 
 def relative(cross: float, one: float, own: float) -> float:

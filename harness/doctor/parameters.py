@@ -87,24 +87,17 @@ def judge(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     apart = [name for name in seen[0].digests if len({rank.digests.get(name) for rank in seen}) > 1]
     if apart:
         count = f"{len(apart)} of {trainable} ({join_names(apart)})"
-        yield Finding(
-            NAME,
-            "error",
-            f"parameters that differ between ranks after {STEPS} steps: {count}",
-            "a different model on each rank",
-            "call the wrapped model, model(x), and leave updates to the optimizer; an update in the workload's own "
-            "code must be the same on every rank",
-        )
+        text = f"parameters that differ between ranks after {STEPS} steps: {count}"
+        advice = "call the wrapped model, model(x), and leave updates to the optimizer; an update in the workload's "
+        advice += "own code must be the same on every rank"
+        yield Finding(NAME, "error", text, "a different model on each rank", advice)
     if by_hand := next((rank.moved_by_hand for rank in seen if rank.moved_by_hand), []):
         count = f"{len(by_hand)} of {trainable} ({join_names(by_hand)})"
-        yield Finding(
-            NAME,
-            "warning",
-            f"trainable parameters that move against their gradient before the optimizer steps: {count}",
-            "each of these parameters moves twice a step, once by the workload's own code and once by the optimizer: "
-            "the learning rate is not the file's",
-            "remove the update from forward, loss() and hooks; the harness steps the optimizer that the file names",
-        )
+        text = f"trainable parameters that move against their gradient before the optimizer steps: {count}"
+        means = "each of these parameters moves twice a step, once by the workload's own code and once by the "
+        means += "optimizer: the learning rate is not the file's"
+        advice = "remove the update from forward, loss() and hooks; the harness steps the optimizer that the file names"
+        yield Finding(NAME, "warning", text, means, advice)
     if (share := seen[0].share_of_biases) is not None:
         count = f"{100 * share:.2g} % ({trainable} parameters, each of one dimension)"
         text = f"values of the model that train: {count}; all matrices and kernels are frozen"

@@ -58,15 +58,11 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:
     written = seen[0] if case.cell.traits.replicates else {}
     for trains, check, what in ((True, parameters.NAME, "trainable parameters"), (False, NAME, "state")):
         if names := [name for name, trained in written.items() if trained == trains]:
-            yield Finding(
-                check,
-                "warning",
-                f"{what} that forward modifies: {join_names(names)}",
-                f"dp copies the model to its {case.cell.devices} devices in every step, and modifications of the "
-                "copies are lost (in-place ones persist on the first device, from its part of the batch)",
-                "return the value from forward and keep it outside the model, or use ddp, where each process has its "
-                "own model",
-            )
+            means = f"dp copies the model to its {case.cell.devices} devices in every step, and modifications of the "
+            means += "copies are lost (in-place ones persist on the first device, from its part of the batch)"
+            advice = "return the value from forward and keep it outside the model, or use ddp, where each process has "
+            advice += "its own model"
+            yield Finding(check, "warning", f"{what} that forward modifies: {join_names(names)}", means, advice)
 
 
 CHECK = Check(
@@ -99,14 +95,11 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
         return
     by_ddp = "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
     synchronised = "nothing synchronises it" if case.cell.traits.shards_parameters else by_ddp
-    yield Finding(
-        NAME,
-        "warning",
-        f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
-        f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}",
-        f"each rank trains with a state of its own batches: {synchronised}",
-        "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole batch",
-    )
+    text = f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
+    text += f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}"
+    means = f"each rank trains with a state of its own batches: {synchronised}"
+    advice = "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
+    yield Finding(NAME, "warning", text, means, f"{advice}batch")
 
 
 RANK_STATE_CHECK = Check(None, judge_rank_state)
@@ -139,17 +132,13 @@ def observe_randomness(subject: Subject) -> dict[str, str]:
 def judge_randomness(seen: Sequence[Mapping[str, str]], case: Case) -> Iterator[Finding]:
     """Compare the initial parameters of the ranks, before they are wrapped."""
     if names := [name for name in seen[0] if len({rank.get(name) for rank in seen}) > 1]:
-        yield Finding(
-            RANDOMNESS,
-            "error",
-            f"initial values of {len(names)} of {len(seen[0])} parameters differ between the {len(seen)} ranks: "
-            f"{join_names(names)}",
-            "fsdp shards the values of each rank: the model is assembled from different initializations"
-            if case.cell.traits.shards_parameters
-            else "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent",
-            "in build_model(), draw from torch's default generator only, whose seed is the same on every rank; take no "
-            "seed from the rank, the time or the process",
-        )
+        text = f"initial values of {len(names)} of {len(seen[0])} parameters differ between the {len(seen)} ranks: "
+        means = "ddp broadcasts rank 0's parameters; values that other ranks derived from their own are inconsistent"
+        if case.cell.traits.shards_parameters:
+            means = "fsdp shards the values of each rank: the model is assembled from different initializations"
+        advice = "in build_model(), draw from torch's default generator only, whose seed is the same on every rank; "
+        advice += "take no seed from the rank, the time or the process"
+        yield Finding(RANDOMNESS, "error", f"{text}{join_names(names)}", means, advice)
 
 
 def judge_streams(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
