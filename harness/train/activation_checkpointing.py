@@ -7,9 +7,8 @@ from contextlib import contextmanager
 
 import torch
 from torch import nn
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import ActivationWrapper
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointWrapper
 from torch.nn.modules.batchnorm import _NormBase
-from torch.utils.checkpoint import checkpoint
 
 NO_UNITS = (
     "activation_checkpointing applies to shard units, and the model has none: put its layers into an nn.ModuleList or "
@@ -17,20 +16,16 @@ NO_UNITS = (
 )
 
 
-class Checkpointed(ActivationWrapper):
+class Checkpointed(CheckpointWrapper):
     """A unit that keeps its inputs for backward, which computes it once more in the same random state.
 
-    It reads its own unit at each call, since nn.DataParallel copies it.
+    A class beside torch's own, which the user's model may contain.
     """
-
-    def forward(self, *args: object, **kwargs: object) -> object:
-        outputs: object = checkpoint(self._checkpoint_wrapped_module, *args, use_reentrant=False, **kwargs)  # type: ignore[call-overload]
-        return outputs
 
 
 def checkpointed(model: nn.Module, units: Sequence[nn.Module]) -> list[nn.Module]:
     """Put each unit of a model, in place, into a ``Checkpointed``; return these. The model itself is left out."""
-    wrappers = {unit: Checkpointed(unit) for unit in units if unit is not model}  # type: ignore[no-untyped-call]
+    wrappers = {unit: Checkpointed(unit) for unit in units if unit is not model}
     for parent in [*model.modules()]:
         for name, child in parent._modules.items():
             if child in wrappers:

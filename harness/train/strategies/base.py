@@ -136,8 +136,7 @@ def default_units(model: nn.Module) -> list[nn.Module]:
 
     No unit is inside another: the lists inside a block, such as a residual branch's, are part of the block.
     """
-    found = [unit for child in model.children() for unit in _units_of(child, listed=_is_list(model))]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(_units_of(model, listed=False)))
 
 
 def _units_of(module: nn.Module, *, listed: bool) -> list[nn.Module]:
