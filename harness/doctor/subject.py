@@ -34,7 +34,7 @@ from harness.plan.rows import MemoryFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD, is_the_users
 from harness.train.loader import Batches, Share, endless_shares
-from harness.train.model import init_weights_of, on_host
+from harness.train.model import init_weights_of, initialised
 from harness.train.ranks import Ranks
 from harness.train.training import Training
 from harness.train.transfer import copier
@@ -279,7 +279,7 @@ class Subject:
 
     def on_device(self, model: nn.Module) -> nn.Module:
         """Move a model to the device; one that is built on the meta device is initialised first, on the host."""
-        return on_host(model, init_weights_of(self.workload)).to(self.device)
+        return initialised(model, init_weights_of(self.workload)).to(self.device)
 
     def training(self, workload: Workload | None = None) -> Training:
         """Make the training of the cell, as a trial does: without ``workload``, of a model that is built for it."""

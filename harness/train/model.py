@@ -15,14 +15,16 @@ from torch.utils._pytree import tree_map_only
 
 from harness.config.values import GIB
 from harness.errors import WorkloadError
+from harness.train.precision import without_autocast
 from harness.train.workloads import Workload
 
+HOST = torch.device("cpu")
 InitWeights = Callable[[nn.Module], object]
 
 
 def build_model(workload: Workload) -> nn.Module:
     """Return the workload's model on the host, initialised; raise WorkloadError."""
-    return on_host(workload.build_model(), init_weights_of(workload))
+    return initialised(workload.build_model(), init_weights_of(workload))
 
 
 def init_weights_of(workload: Workload) -> InitWeights | None:
@@ -31,15 +33,18 @@ def init_weights_of(workload: Workload) -> InitWeights | None:
     return found
 
 
-def on_host(model: nn.Module, init_weights: InitWeights | None) -> nn.Module:
-    """Return the model; one of the meta device is given memory on the host and initialised."""
+def initialised(model: nn.Module, init_weights: InitWeights | None, device: torch.device = HOST) -> nn.Module:
+    """Return the model; one of the meta device is given memory on ``device`` and initialised.
+
+    ``init_weights`` gets it without ``Autocast``, as the workload built it.
+    """
     if not any(parameter.is_meta for parameter in model.parameters()):
         return model
     if init_weights is None:
         raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
-    model.to_empty(device="cpu")
+    model.to_empty(device=device)
     with torch.no_grad():
-        init_weights(model)
+        init_weights(without_autocast(model))
     return model
 
 

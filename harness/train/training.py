@@ -21,7 +21,7 @@ from harness.plan.rows import Json, TrialFacts
 from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.activation_checkpointing import NO_UNITS, checkpointed, norms_computed_again, statistics_kept
 from harness.train.loader import Share
-from harness.train.model import in_channels_last, init_weights_of, on_host, own_statistics, too_large
+from harness.train.model import in_channels_last, init_weights_of, initialised, own_statistics, too_large
 from harness.train.optimizers import make_clip, own_or_named, scale_rate
 from harness.train.precision import FEW_STEPS_SCALE, LossScale, Precision, ProcessSettings, without_autocast
 from harness.train.ranks import Ranks
@@ -95,7 +95,7 @@ class Training:
         if alone and (reason := too_large(model, ranks.devices[0])):  # an out-of-memory error ends the worker group
             raise SkipTrial(SkipReason("model_too_large", reason))
         if not self.strategy.takes_meta:
-            model = on_host(model, init_weights_of(workload))
+            model = initialised(model, init_weights_of(workload))
         if cell.training.get("channels_last"):
             model = in_channels_last(model, weights=not cell.traits.shards_parameters)
         self.parameters = sum(parameter.numel() for parameter in model.parameters())
@@ -244,7 +244,7 @@ class Training:
         tokens = self._exchange(weight) if self._scales_later and last else None
         with self._around_backward():
             (self.scaler.scale(loss_per_unit) if self._scales_loss else loss_per_unit).backward()
-        if tokens and not are_equal(divisor, total := tokens.value()):
+        if tokens and not are_equal(divisor, total := tokens()):
             scale_gradients(self.model, divisor / tokens_or(total, divisor))
         return loss.detach(), weight
 
@@ -368,15 +368,29 @@ class Training:
             return divisor, self._ranks.world_size / divisor
         rate = self._tokens_per_sample
         if rate is None:
-            rate = tokens_per_sample(self._exchange(weight).value(), share.global_samples / self._micro_batches)
+            rate = tokens_per_sample(self._exchange(weight)(), share.global_samples / self._micro_batches)
         found = share.global_samples * rate
         both = found, self._ranks.world_size / found
         if not self._alone:  # alone, each rank has another
             self._tokens_per_sample, self._divisors[share.global_samples] = rate, both
         return both
 
-    def _exchange(self, weight: Tensor) -> TokenSum:
-        return TokenSum(weight, self._ranks.devices[0], world_size=self._ranks.world_size, alone=self._alone)
+    def _exchange(self, weight: Tensor) -> Callable[[], Tensor]:
+        """Begin to sum the ranks' weights of a step; alone, as if all ranks had this one.
+
+        Return a function that returns the sum; on CUDA the stream waits for it, not the host.
+        """
+        own, world_size = on_device(weight, self._ranks.devices[0]), self._ranks.world_size
+        if self._alone or world_size == 1:
+            return lambda: own * world_size if world_size > 1 else own
+        total = own.clone()
+        work = dist.all_reduce(total, async_op=True)
+
+        def summed() -> Tensor:
+            work.wait()
+            return total
+
+        return summed
 
     def expect_few_steps(self) -> None:
         """Begin with a small loss scale under fp16, so that none of the first updates is skipped."""
@@ -386,23 +400,6 @@ class Training:
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
         return LossScale.of(self.scaler) if self._scales_loss else None
-
-
-class TokenSum:
-    """The sum of the ranks' weights in one step. The exchange begins at construction and is awaited by ``value``."""
-
-    def __init__(self, weight: Tensor, device: torch.device, *, world_size: int, alone: bool) -> None:
-        """Begin the exchange of the sum of the ranks' weights; ``alone``: as if all ranks had this one."""
-        own = on_device(weight, device)
-        exchanges = world_size > 1 and not alone
-        self._total = own.clone() if exchanges else own if world_size == 1 else own * world_size
-        self._work = dist.all_reduce(self._total, async_op=True) if exchanges else None
-
-    def value(self) -> Tensor:
-        """Return the sum; on CUDA the stream waits for it, not the host."""
-        if self._work is not None:
-            self._work.wait()
-        return self._total
 
 
 def tokens_per_sample(tokens: Tensor, samples: float) -> Tensor:

@@ -15,9 +15,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.errors import WorkloadError
 from harness.plan.cell import Options
-from harness.train.precision import dtype_name, without_autocast
+from harness.train.model import initialised
+from harness.train.precision import dtype_name
 from harness.train.strategies.base import ExchangePoint, Report, Strategy, WrapContext
 
 if TYPE_CHECKING:
@@ -148,13 +148,8 @@ class Fsdp(Strategy):
         for unit in units:
             shard(unit, mp_policy=policy)
         shard(model, mp_policy=replace(policy, output_dtype=torch.float32) if reduced else policy)
-        if any(parameter.is_meta for parameter in model.parameters()):
-            if context.init_weights is None:
-                raise WorkloadError("the workload's model is on the meta device, and it has no init_weights(model)")
-            model.to_empty(device=context.devices[0])
-            with WholeDraws(), torch.no_grad():  # type: ignore[no-untyped-call]
-                context.init_weights(without_autocast(model))
-        return model
+        with WholeDraws():  # type: ignore[no-untyped-call]
+            return initialised(model, context.init_weights, context.devices[0])
 
     def mesh(self, context: WrapContext) -> DeviceMesh:
         """Return the mesh of all ranks: one dimension, or for ``mesh: hybrid`` nodes x the ranks of each (HSDP)."""
