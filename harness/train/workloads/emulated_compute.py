@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed import get_rank, is_initialized
 
+from harness.config.values import MIB
 from harness.errors import WorkloadError
 from harness.train.workloads import Datasets
 from harness.train.workloads.datasets import synthetic_datasets, whole_number
@@ -32,7 +33,6 @@ SIZES = {"small": 1.0, "medium": 4.0, "large": 20.0}
 """MiB of float32 parameters."""
 FORWARD_SHARE = 1 / 3
 """Share of the forward pass in a step's waits; backward computes two matrix products where forward computes one."""
-MEBIBYTE = 2**20
 
 
 class EmulatedCompute:
@@ -63,7 +63,7 @@ class EmulatedCompute:
         seed: int = 0,
     ) -> None:
         size = SIZES[model] if mebibytes is None else number("mebibytes", mebibytes, 2**20)
-        self.elements = int(size * MEBIBYTE / 4)
+        self.elements = int(size * MIB / 4)
         self.layers = whole_number("layers", layers, 10_000)
         self.skew = number("skew", skew, 1e6)
         self.step_s = number("step_ms", step_ms, 1e7, zero=True) / 1e3

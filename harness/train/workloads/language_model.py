@@ -161,16 +161,13 @@ class Windows(Dataset[Tensor]):
     """A text cut into pieces of ``context`` bytes, each with the byte that follows it."""
 
     def __init__(self, text: Tensor, context: int) -> None:
-        self.text, self.context = text, context
+        self.rows = text.unfold(0, context + 1, context) if len(text) > context else text.new_empty(0)
 
     def __len__(self) -> int:
-        return max(0, len(self.text) - 1) // self.context
+        return len(self.rows)
 
     def __getitem__(self, index: int) -> Tensor:
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        start = index * self.context
-        return self.text[start : start + self.context + 1].long()
+        return self.rows[index].long()
 
 
 @lru_cache(maxsize=8)
