@@ -370,20 +370,19 @@ def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
 WORKERS_CHECK = Check(observe_workers, judge_workers, about=("datasets",), clue=r"open\(|File\(")
 
 
+def observe_batches(subject: Subject) -> tuple[int, int, bool]:
+    """Return what ``judge_batches`` judges; the step is the planned one, of all its micro-batches."""
+    step = subject.cell.global_batch_size * (subject.planned or subject.cell).micro_batches
+    return subject.training_samples, step, subject.epochs
+
+
 def judge_batches(seen: Sequence[tuple[int, int, bool]], case: Case) -> list[Finding]:
     """Judge the training samples, the samples of a step, and whether the cell is trained for whole epochs."""
     samples, batch, epochs = seen[0]
     return checks.judge_batches(samples, batch, case.cell, epochs=epochs)
 
 
-BATCHES_CHECK = Check(
-    lambda subject: (
-        subject.training_samples,
-        subject.cell.global_batch_size * subject.micro_batches,
-        subject.epochs,
-    ),
-    judge_batches,
-)
+BATCHES_CHECK = Check(observe_batches, judge_batches)
 
 
 def judge_padding(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:

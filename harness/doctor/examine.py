@@ -172,7 +172,7 @@ def examine(subject: Subject) -> DoctorReport:
         found.memory = memory_needs.with_activations(sizes, seen[memory.NAME])
     if data.NAME in seen:
         found.distinct_samples = data.distinct(seen[data.NAME])
-    stops = _judge_before_steps(found, seen, Case(subject.cell, (), subject.planned, sizes))
+    stops = _judge_before_steps(found, seen, subject)
     if failed and not any_error(found.findings):
         found.findings.append(_failed_alone(subject, failed))
     if stops or (failed and any_error(found.findings)):
@@ -298,4 +298,4 @@ def _judge_one(check: AnyCheck, subject: Subject, found: DoctorReport, seen: See
     elif check.observe:
         values = None if redundant else ranks.gather(check.observe(subject.fresh()))
     if values is not None:
-        found.add(check, values, Case(subject.cell, subject.steps), figures_alone=redundant)
+        found.add(check, values, subject, figures_alone=redundant)

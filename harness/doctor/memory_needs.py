@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
 
@@ -185,8 +186,12 @@ def _kept(subject: Subject, model: nn.Module, samples: int, mode: memory.Mode) -
         units = getattr(subject.workload, "shard_units", default_units)(without_autocast(wrapped))
         if not units:
             raise WorkloadError(NO_UNITS)
-    noted = _Kept([*wrapped.parameters(), *wrapped.buffers()], units)
-    with noted, torch.autograd.graph.saved_tensors_hooks(noted.note, lambda tensor: tensor):
+    noted = _Kept([*wrapped.parameters(), *wrapped.buffers()])
+    with ExitStack() as hooks:
+        for unit in units:
+            hooks.enter_context(unit.register_forward_pre_hook(noted.enter, with_kwargs=True))
+            hooks.enter_context(unit.register_forward_hook(noted.leave))
+        hooks.enter_context(torch.autograd.graph.saved_tensors_hooks(noted.note, lambda tensor: tensor))
         loss, _ = subject.loss(wrapped, batch)
         total = noted.total
         del loss
@@ -194,24 +199,16 @@ def _kept(subject: Subject, model: nn.Module, samples: int, mode: memory.Mode) -
 
 
 class _Kept:
-    """What a graph keeps beside some tensors; of ``units``, which backward computes again, the inputs and the largest.
+    """What a graph keeps beside some tensors; of units, which backward computes again, the inputs and the largest.
 
-    Hooks of the units are there inside the context.
+    ``enter`` and ``leave`` are hooks of a unit, ``note`` one of saved tensors.
     """
 
-    def __init__(self, own: Sequence[Tensor], units: Sequence[nn.Module]) -> None:
-        self._own, self._units = {_storage(tensor) for tensor in own}, units
+    def __init__(self, own: Sequence[Tensor]) -> None:
+        self._own = {_storage(tensor) for tensor in own}
         self._kept: dict[nn.Module | None, dict[int, int]] = {None: {}}
         self._inside: list[nn.Module] = []
         self._inputs: list[Tensor] = []
-
-    def __enter__(self) -> None:
-        self._hooks = [unit.register_forward_pre_hook(self._enter, with_kwargs=True) for unit in self._units]
-        self._hooks += [unit.register_forward_hook(self._leave) for unit in self._units]
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
     def note(self, tensor: Tensor) -> Tensor:
         """Note a tensor that is saved for backward."""
@@ -228,11 +225,11 @@ class _Kept:
         rest = (sum(size for key, size in kept.items() if key not in always) for kept in units)
         return sum(always.values()) + max(rest, default=0)
 
-    def _enter(self, unit: nn.Module, *inputs: object) -> None:
+    def enter(self, unit: nn.Module, *inputs: object) -> None:
         self._inside.append(unit)
         self._inputs += [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
 
-    def _leave(self, *_: object) -> None:
+    def leave(self, *_: object) -> None:
         self._inside.pop()
 
 

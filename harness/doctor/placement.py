@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -99,15 +99,11 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
     """Yield a function that returns the module whose forward is running."""
     names = {module: f"{path or 'the model'} ({type(module).__name__})" for path, module in model.named_modules()}
     stack: list[str] = []
-    hooks = []
-    for module, name in names.items():
-        hooks.append(module.register_forward_pre_hook(lambda m, a, name=name: stack.append(name)))
-        hooks.append(module.register_forward_hook(lambda m, a, o: stack.pop() and None))
-    try:
+    with ExitStack() as hooks:
+        for module, name in names.items():
+            hooks.enter_context(module.register_forward_pre_hook(lambda m, a, name=name: stack.append(name)))
+            hooks.enter_context(module.register_forward_hook(lambda m, a, o: stack.pop() and None))
         yield lambda: stack[-1] if stack else "loss()"
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 CHECK = Check(observe, first_found, about=("forward",), clue=r"\.cuda\(|cuda:|device=")

@@ -23,12 +23,11 @@ def observe(subject: Subject) -> list[Finding]:
     model = subject.bare_model()
     batch = subject.first_samples(SMALL * subject.replicas)
     calls: list[tuple[tuple[object, ...], dict[str, object], object]] = []
-    hook = model.register_forward_hook(
-        lambda module, args, kwargs, output: calls.append((args, kwargs, output)), with_kwargs=True
-    )
     with torch.no_grad():
-        subject.loss(model, batch)
-        hook.remove()
+        with model.register_forward_hook(
+            lambda module, args, kwargs, output: calls.append((args, kwargs, output)), with_kwargs=True
+        ):
+            subject.loss(model, batch)
         if not calls:
             return []
         args, kwargs, whole = calls[0]

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
@@ -215,21 +215,30 @@ def doctor_cell(cell: Cell) -> Cell:
 
 
 @dataclass(frozen=True)
-class Subject:
-    """One cell on one rank. ``advance`` resets the watchdog."""
+class Case:
+    """A cell as it is examined; the same on every rank."""
 
     cell: Cell
+    _: KW_ONLY
+    planned: Cell | None = None
+    """The planned cell, if it is examined with another batch or without compilation."""
+    memory: MemoryFacts | None = None
+    """Sizes of the model; None if it cannot be built."""
+    steps: Sequence[Steps] = ()
+    """The real steps of every rank; empty before they are taken."""
+
+
+@dataclass(frozen=True)
+class Subject(Case):
+    """A cell on one rank. ``advance`` resets the watchdog."""
+
     workload: Workload
     datasets: Datasets
     seed: int
     ranks: Ranks
     advance: Callable[[], None] = lambda: None
-    planned: Cell | None = None
-    """The planned cell, if it differs from the examined one."""
     modes: Sequence[Mode] = ()
     """The modes of the cells whose memory is estimated; empty: the cell's own mode."""
-    memory: MemoryFacts | None = None
-    """Sizes of the model; None if it cannot be built."""
     whole_model_fits: bool = True
     """One device has the memory to train the whole model."""
     epochs: bool = False
@@ -238,8 +247,6 @@ class Subject:
     """Its timed trials are explained."""
     process: ProcessState | None = None
     """The threads and processes before the examination."""
-    steps: Sequence[Steps] = ()
-    """The real steps of every rank; empty before they are taken."""
 
     def fresh(self) -> Subject:
         """Return a copy with a copied workload, so that attributes set by one check do not reach the next."""
@@ -257,11 +264,6 @@ class Subject:
     def to_device(self) -> Callable[[object], object]:
         """A function that moves a batch to this rank's first device."""
         return copier(self.device, {})
-
-    @property
-    def micro_batches(self) -> int:
-        """The micro-batches of a step in the training that the cell stands for."""
-        return self.planned.micro_batches if self.planned else 1
 
     def built_model(self) -> nn.Module:
         """Build the workload's model from the seed, on the host or on the meta device, as the workload does."""
@@ -318,20 +320,6 @@ class Subject:
         options = {"pin_memory": False}
         loader = Batches(self.datasets[0], seed=self.seed, ranks=self.ranks, options=options, collate=collate)
         return loader.of(shares)
-
-
-@dataclass(frozen=True)
-class Case:
-    """A cell as it is examined, and the real steps of every rank: empty before they are taken.
-
-    ``planned``: the planned cell, if it is examined with another batch or without compilation. ``memory``: the sizes of
-    the model; None if it cannot be built.
-    """
-
-    cell: Cell
-    steps: Sequence[Steps] = ()
-    planned: Cell | None = None
-    memory: MemoryFacts | None = None
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def cell(strategy: str = "ddp", devices: int = 2, batch: int = 64, **more: Any) 
 
 
 def case(*args: Any, steps: Sequence[Steps] = (), **more: Any) -> Case:
-    return Case(cell(*args, **more), steps)
+    return Case(cell(*args, **more), steps=steps)
 
 
 def steps(**more: Any) -> Steps:

@@ -57,19 +57,17 @@ def replicate(module: nn.Module, count: int) -> list[nn.Module]:
 
     The first replica keeps the module's own buffers, as on CUDA: only its batch statistics survive.
     """
-    members = list(module.modules())
-    position = {id(member): i for i, member in enumerate(members)}
-    parameters = list(module.parameters())
+    members, parameters = list(module.modules()), list(module.parameters())
     copied = Broadcast.apply(count, *parameters)
     replicas = []
     for index in range(count):
-        copies = [member._replicate_for_data_parallel() for member in members]
+        copies = {member: member._replicate_for_data_parallel() for member in members}
         own = copied[index * len(parameters) : (index + 1) * len(parameters)]
         tensors = {id(parameter): copy for parameter, copy in zip(parameters, own, strict=True)}
         buffers = {id(b): b if index == 0 else b.clone() for b in module.buffers()}
-        for member, copy in zip(members, copies, strict=True):
+        for member, copy in copies.items():
             for name, child in member._modules.items():
-                copy._modules[name] = copies[position[id(child)]] if child is not None else None
+                copy._modules[name] = copies[child] if child is not None else None
             for name, parameter in member._parameters.items():
                 if parameter is None:
                     copy._parameters[name] = None
@@ -77,7 +75,7 @@ def replicate(module: nn.Module, count: int) -> list[nn.Module]:
                     setattr(copy, name, tensors[id(parameter)])
             for name, buffer in member._buffers.items():
                 copy._buffers[name] = None if buffer is None else buffers[id(buffer)]
-        replicas.append(copies[0])
+        replicas.append(copies[module])
     return replicas
 
 
