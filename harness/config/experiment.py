@@ -93,55 +93,47 @@ class Experiment(Strict):
         # the default's rate and momentum are those of SGD, and were chosen for no other optimizer
         left_out = named and "optimizer" not in self.model_fields_set
         found = self.model_copy(update={"optimizer": {}}) if left_out else self
-        raise_conflicts(
-            Conflict(
-                self.grid is None and not self.cells,
-                "give a grid, or a list of cells, or both: there is nothing to measure",
-                ("grid", "cells"),
-            ),
-            Conflict(
-                self.throughput is None and self.convergence is None,
-                "throughput and convergence are both off: there is nothing to measure",
-                ("throughput", "convergence"),
-            ),
-            Conflict(
-                self.improve is not None and self.throughput is None,
-                "improve: needs a throughput section; options are compared by their throughput",
-                ("improve", "throughput"),
-            ),
-            Conflict(
-                self.improve is not None and bool(self.variants),
-                "improve: not together with variants; improve one version of your code",
-                ("improve", "variants"),
-            ),
-            Conflict(
-                self.checkpoint is not None and self.convergence is None,
-                "checkpoint: needs a convergence section; only its trials have epochs to resume from",
-                ("checkpoint", "convergence"),
-            ),
-            Conflict(
-                self.limits.cost is not None and self.cost is None,
-                "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5, currency: USD}",
-                ("limits", "cost"),
-            ),
-            found._unnamed("optimizer", found.optimizer, "a class of torch.optim such as SGD"),
-            found._unnamed("schedule", found.schedule, "a class of torch.optim.lr_scheduler such as StepLR"),
-            *self._variant_conflicts(),
-            *self._batch_conflicts(),
-            *self._length_conflicts(),
-            *self._unknown_names(),
-            *self._dotted_conflicts(),
-            *self._variable_conflicts(),
-        )
+        raise_conflicts(found._conflicts())
         return found
 
-    def _unnamed(self, section: str, options: Options, what: str) -> Conflict:
+    def _conflicts(self) -> Iterator[Conflict]:
+        yield from self._section_conflicts()
+        yield from self._unnamed("optimizer", self.optimizer, "a class of torch.optim such as SGD")
+        yield from self._unnamed("schedule", self.schedule, "a class of torch.optim.lr_scheduler such as StepLR")
+        yield from self._variant_conflicts()
+        yield from self._batch_conflicts()
+        yield from self._length_conflicts()
+        yield from self._unknown_names()
+        yield from self._dotted_conflicts()
+        yield from self._variable_conflicts()
+
+    def _section_conflicts(self) -> Iterator[Conflict]:
+        """Check which sections are there together."""
+        if self.grid is None and not self.cells:
+            text = "give a grid, or a list of cells, or both: there is nothing to measure"
+            yield Conflict(text, ("grid", "cells"))
+        if self.throughput is None and self.convergence is None:
+            text = "throughput and convergence are both off: there is nothing to measure"
+            yield Conflict(text, ("throughput", "convergence"))
+        if self.improve and self.throughput is None:
+            text = "improve: needs a throughput section; options are compared by their throughput"
+            yield Conflict(text, ("improve", "throughput"))
+        if self.improve and self.variants:
+            text = "improve: not together with variants; improve one version of your code"
+            yield Conflict(text, ("improve", "variants"))
+        if self.checkpoint and self.convergence is None:
+            text = "checkpoint: needs a convergence section; only its trials have epochs to resume from"
+            yield Conflict(text, ("checkpoint", "convergence"))
+        if self.limits.cost and self.cost is None:
+            text = "limits.cost: needs the price of a device, as cost: {per_device_hour: 2.5, currency: USD}"
+            yield Conflict(text, ("limits", "cost"))
+
+    def _unnamed(self, section: str, options: Options, what: str) -> Iterator[Conflict]:
         """Check that each grid with options of the section, which it may have beside it, also has their class."""
         own = [[key for key in grid.options if key.startswith(f"{section}.")] for grid in self.grids]
         needed = [keys for keys in own if section == "optimizer" or options or keys]
-        broken = "name" not in options and any(f"{section}.name" not in keys for keys in needed)
-        text = f"{section}: needs a name, {what}; or the axis {section}.name in each grid"
-        return Conflict(broken, text, (section,))
+        if "name" not in options and any(f"{section}.name" not in keys for keys in needed):
+            yield Conflict(f"{section}: needs a name, {what}; or the axis {section}.name in each grid", (section,))
 
     @property
     def grids(self) -> tuple[sections.Grid, ...]:
@@ -166,43 +158,44 @@ class Experiment(Strict):
         return tuple(dict.fromkeys(",".join(map(str, ids)) for ids in named))
 
     def _variant_conflicts(self) -> Iterator[Conflict]:
-        own = "a workload or a strategy of your own, package.module:ClassName"
-        keys = ("variants", "workload", "grid", "cells")
-        yield Conflict(
-            bool(self.variants) and not self.own_code, f"variants: needs {own}, of which they are code", keys
-        )
-        alone = f"variants: got {', '.join(self.variants)} alone; allowed: at least two, to compare"
-        yield Conflict(len(self.variants) == 1, alone, ("variants",))
+        if self.variants and not self.own_code:
+            own = "a workload or a strategy of your own, package.module:ClassName"
+            keys = ("variants", "workload", "grid", "cells")
+            yield Conflict(f"variants: needs {own}, of which they are code", keys)
+        if len(self.variants) == 1:
+            text = f"variants: got {', '.join(self.variants)} alone; allowed: at least two, to compare"
+            yield Conflict(text, ("variants",))
 
     def _batch_conflicts(self) -> Iterator[Conflict]:
         """Check that micro-batches are automatic where a grid has both batches, and only there."""
         for grid in self.grids:
             given = as_axis(grid.options.get(sections.ACCUMULATION, ()))
             both = grid.batches_of_devices and grid.global_batch_size is not None
-            keys, automatic = ("grid", "cells", "training"), (*given,) == (sections.AUTO,)
-            yield Conflict(both and not automatic, f"grid: {sections.ONE_BATCH}", keys)
-            text = "training.accumulation: auto needs both per_device_batch_size and global_batch_size"
-            yield Conflict(not both and sections.AUTO in given, text, keys)
-        text = "per_device_batch_size: max not together with variants; find the batch of one version"
-        yield Conflict(self.seeks_batches and bool(self.variants), text, ("grid", "cells", "variants"))
+            if both and given != (sections.AUTO,):
+                yield Conflict(f"grid: {sections.ONE_BATCH}", ("grid", "cells", "training"))
+            if not both and sections.AUTO in given:
+                text = "training.accumulation: auto needs both per_device_batch_size and global_batch_size"
+                yield Conflict(text, ("grid", "cells", "training"))
+        if self.seeks_batches and self.variants:
+            text = "per_device_batch_size: max not together with variants; find the batch of one version"
+            yield Conflict(text, ("grid", "cells", "variants"))
 
     def _length_conflicts(self) -> Iterator[Conflict]:
         """Check how long a training is: a workload's has epochs."""
         if settings := self.convergence:
-            keys = ("convergence",)
-            yield Conflict(settings.epochs is None, "convergence.epochs: is missing", keys)
+            if settings.epochs is None:
+                yield Conflict("convergence.epochs: is missing", ("convergence",))
             for name in ("steps", "seconds"):
-                text = f"convergence.{name}: is the length of a script's or a loop's training; give epochs"
-                yield Conflict(getattr(settings, name) is not None, text, keys)
+                if getattr(settings, name) is not None:
+                    text = f"convergence.{name}: is the length of a script's or a loop's training; give epochs"
+                    yield Conflict(text, ("convergence",))
 
     def _unknown_names(self) -> Iterator[Conflict]:
         """Check the names of models and data against those of a built-in workload."""
-        builtin = BUILTIN_WORKLOADS.get(self.workload)
-        if builtin is None:
-            return
-        for place, grid in self.placed_grids.items():
-            for axis, problem in builtin.unknown(grid.data or (), grid.model or ()):
-                yield Conflict(True, f"{place}.{axis}: {problem}", ("workload",))
+        if builtin := BUILTIN_WORKLOADS.get(self.workload):
+            for place, grid in self.placed_grids.items():
+                for axis, problem in builtin.unknown(grid.data or (), grid.model or ()):
+                    yield Conflict(f"{place}.{axis}: {problem}", ("workload",))
 
     def _dotted_conflicts(self) -> Iterator[Conflict]:
         """Check a grid's dotted options, such as ``loader.workers``, together with the rest of their section."""
@@ -218,14 +211,14 @@ class Experiment(Strict):
                 except ValidationError as error:
                     keys = ("strategy_options" if name in strategies else name,)
                     for problem in describe_errors(error, type(section)):
-                        yield Conflict(True, f"grid, {name}.{problem}", keys)
+                        yield Conflict(f"grid, {name}.{problem}", keys)
 
     def _variable_conflicts(self) -> Iterator[Conflict]:
         """Check the environment variables of the section and of the grids."""
         own = {f"grid, {SECTION}": {k: v for grid in self.grids for k, v in options_in(grid.options, SECTION).items()}}
         for place, options in {SECTION: self.env, **own}.items():
             for problem in problems_of(place, options):
-                yield Conflict(True, problem, (SECTION,))
+                yield Conflict(problem, (SECTION,))
 
     @field_validator("workload_options")
     @classmethod

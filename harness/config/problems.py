@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import NamedTuple, TypeVar, get_args
 
@@ -37,9 +37,8 @@ MOST, MOST_TEXT = 50, 500
 
 
 class Conflict(NamedTuple):
-    """A rule about several keys of a section. ``keys``: without one of these, or with a wrong one, nothing is known."""
+    """A broken rule about several keys of a section. ``keys``: if one of these is wrong too, nothing is known of it."""
 
-    broken: bool
     text: str
     keys: tuple[str, ...]
 
@@ -48,14 +47,14 @@ class Conflicts(ValueError):
     """The broken rules of one section, raised by its validator."""
 
     def __init__(self, broken: Sequence[Conflict]) -> None:
-        self.broken = tuple(broken)
+        self.broken = broken
         super().__init__("; ".join(conflict.text for conflict in broken))
 
 
-def raise_conflicts(*rules: Conflict) -> None:
-    """Raise Conflicts if some of these rules are broken."""
-    if broken := [rule for rule in rules if rule.broken]:
-        raise Conflicts(broken)
+def raise_conflicts(broken: Iterable[Conflict]) -> None:
+    """Raise Conflicts if a rule is broken."""
+    if found := tuple(broken):
+        raise Conflicts(found)
 
 
 def describe_errors(

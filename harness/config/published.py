@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
@@ -98,45 +98,30 @@ class Published(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        raise_conflicts(self._conflicts())
+        return self
+
+    def _conflicts(self) -> Iterator[Conflict]:
         level, kind, _ = METRICS[self.metric]
-        given = [name for name in ("value", "range", "values") if getattr(self, name) is not None]
-        units = UNITS[kind]
-        allowed = ", ".join(units) if units else "none: the figure has no unit"
+        figures = ("value", "range", "values")
         place = {"epochs": "epoch", "steps": "step"}.get(level, "")
         has = "epoch" if self.at and self.at.epoch else "step" if self.at else ""
-        raise_conflicts(
-            Conflict(
-                len(given) != 1,
-                f"got {', '.join(given) or 'no figure'}; give exactly one of value, range and values",
-                ("value", "range", "values"),
-            ),
-            Conflict(
-                self.range is not None and not self.range[0] <= self.range[1],
-                f"range: got {list(self.range or ())}; allowed: the lowest figure, then the highest",
-                ("range",),
-            ),
-            Conflict(
-                bool(has) and has != place,
-                f"at: got {has} for {self.metric}; allowed: {place or 'no at, since it is a figure of the whole cell'}",
-                ("at", "metric"),
-            ),
-            Conflict(
-                self.values is not None and not place,
-                f"values: got several of {self.metric}; allowed: value or range, since it has neither epochs nor steps",
-                ("values", "metric"),
-            ),
-            Conflict(
-                level == "steps" and self.metric != "step_s" and self.values is None and not has,
-                f"at: {self.metric} is a figure of one step; give at: {{step: n}}",
-                ("at", "metric"),
-            ),
-            Conflict(
-                self.unit is not None and self.unit not in units,
-                f"unit: got {(self.unit or '')[:80]!r} for {self.metric}; allowed: {allowed}",
-                ("unit", "metric"),
-            ),
-        )
-        return self
+        if len(given := [name for name in figures if getattr(self, name) is not None]) != 1:
+            text = f"got {', '.join(given) or 'no figure'}; give exactly one of value, range and values"
+            yield Conflict(text, figures)
+        if self.range and not self.range[0] <= self.range[1]:
+            yield Conflict(f"range: got {list(self.range)}; allowed: the lowest figure, then the highest", ("range",))
+        if has and has != place:
+            allowed = place or "no at, since it is a figure of the whole cell"
+            yield Conflict(f"at: got {has} for {self.metric}; allowed: {allowed}", ("at", "metric"))
+        if self.values and not place:
+            allowed = "value or range, since it has neither epochs nor steps"
+            yield Conflict(f"values: got several of {self.metric}; allowed: {allowed}", ("values", "metric"))
+        if level == "steps" and self.metric != "step_s" and self.values is None and not has:
+            yield Conflict(f"at: {self.metric} is a figure of one step; give at: {{step: n}}", ("at", "metric"))
+        if self.unit and self.unit not in UNITS[kind]:
+            allowed = ", ".join(UNITS[kind]) or "none: the figure has no unit"
+            yield Conflict(f"unit: got {self.unit[:80]!r} for {self.metric}; allowed: {allowed}", ("unit", "metric"))
 
     @property
     def level(self) -> Level:

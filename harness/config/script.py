@@ -189,7 +189,7 @@ class ScriptExperiment(Experiment):
 
     @model_validator(mode="after")
     def _check_script(self) -> Self:
-        raise_conflicts(*self._script_conflicts())
+        raise_conflicts(self._script_conflicts())
         named = self._named_strategies() if self.loop else {}
         return self.model_copy(update={"workload": self.program, "convergence": self._with_column(), **named})
 
@@ -211,14 +211,16 @@ class ScriptExperiment(Experiment):
             return
         keys = ("convergence",)
         for name, why in OF_WORKLOADS.items():
-            broken = getattr(settings, name) != type(settings).model_fields[name].default
-            yield Conflict(broken, f"convergence.{name}: has no meaning here: {self.worded(why)}; leave it out", keys)
-        both = settings.steps is not None and settings.seconds is not None
-        yield Conflict(both, "convergence: give steps or seconds, not both", keys)
-        passed, place = "seed" in self._used(), "arguments" if self.script else "config"
-        text = f"convergence.seeds: got {', '.join(map(str, settings.seeds))}, and {place} have no {{seed}}: all would "
-        text += "train alike; pass it to the training, or set seeds: [0]"
-        yield Conflict(len(settings.seeds) > 1 and not passed, text, (*keys, place))
+            if getattr(settings, name) != type(settings).model_fields[name].default:
+                text = f"convergence.{name}: has no meaning here: {self.worded(why)}; leave it out"
+                yield Conflict(text, keys)
+        if settings.steps is not None and settings.seconds is not None:
+            yield Conflict("convergence: give steps or seconds, not both", keys)
+        if len(settings.seeds) > 1 and "seed" not in self._used():
+            place = "arguments" if self.script else "config"
+            text = f"convergence.seeds: got {', '.join(map(str, settings.seeds))}, and {place} have no {{seed}}: all "
+            text += "would train alike; pass it to the training, or set seeds: [0]"
+            yield Conflict(text, (*keys, place))
 
     def _named_strategies(self) -> dict[str, object]:
         """Return the grids of a loop, whose strategy is called so unless they name another."""
@@ -229,52 +231,50 @@ class ScriptExperiment(Experiment):
         return {"grid": self.grid and named(self.grid), "cells": tuple(map(named, self.cells))}
 
     def _script_conflicts(self) -> Iterator[Conflict]:
-        kind = "script" if self.script else "loop"
-        yield Conflict(bool(self.script and self.loop), "give script or loop, not both", ("script", "loop"))
-        others = dict.fromkeys(
-            OF_LOOPS if self.script else OF_SCRIPTS, f"it belongs to {'loop' if self.script else 'script'}"
-        )
-        for name, why in {**UNUSED_SECTIONS, **others}.items():
+        kind, other = ("script", "loop") if self.script else ("loop", "script")
+        if self.script and self.loop:
+            yield Conflict("give script or loop, not both", ("script", "loop"))
+        unused = {name: self.worded(why) for name, why in UNUSED_SECTIONS.items()}
+        unused |= dict.fromkeys(OF_LOOPS if self.script else OF_SCRIPTS, f"it belongs to {other}")
+        for name, why in unused.items():
             default = type(self).model_fields[name].get_default(call_default_factory=True)
-            broken = getattr(self, name) not in (default, self.program)
-            why = why if name in others else self.worded(why)
-            yield Conflict(broken, f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
-        text = f"per_device_batch_size: max is found for workloads; give numbers for a {kind}"
-        yield Conflict(self.seeks_batches, text, ("grid", "cells"))
-        torchrun = bool(self.loop) and self.launcher != ("ray",)
-        yield Conflict(torchrun, "launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
-        yield Conflict(self.equivalence, f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))
-        used = self._used()
-        constants = set(self.workload_options)
+            if getattr(self, name) not in (default, self.program):
+                yield Conflict(f"{name}: has no meaning beside {kind}: {why}; leave it out", (name,))
+        if self.seeks_batches:
+            text = f"per_device_batch_size: max is found for workloads; give numbers for a {kind}"
+            yield Conflict(text, ("grid", "cells"))
+        if self.loop and self.launcher != ("ray",):
+            yield Conflict("launcher: a loop runs under Ray Train; allowed: ray", ("launcher",))
+        if self.equivalence:
+            yield Conflict(f"equivalence: cannot be checked of a {kind}; leave it out", ("equivalence",))
         for place, grid in self.placed_grids.items():
-            yield from self._reserved(place, grid, used)
-            known = {*GIVEN_PLACEHOLDERS, *constants, *own_names(grid)}
-            for name in sorted(used - known):
-                hint = nearest(name, sorted(known))
-                yield Conflict(True, f"arguments: {{{name}}} is no axis of {place}; {hint}", ("arguments", place))
-            yield from self._modes(place, grid, used)
-            for name in sorted({*constants, *own_names(grid)} - used - {MODE}):
-                hint = nearest(name, sorted({*ScriptGrid.model_fields} - {"options"} | used))
-                text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
-                yield Conflict(True, text, (place, "arguments"))
-            yield from self._samples(grid)
+            yield from self._unlike_arguments(place, grid)
 
-    def _reserved(self, place: str, grid: Grid, used: set[str]) -> Iterator[Conflict]:
-        """Check the names that have a meaning already, and those of axes that the grid leaves out."""
-        for name in sorted({*own_names(grid), *self.workload_options} & {*GIVEN_PLACEHOLDERS} - {*LATER}):
-            yield Conflict(True, f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
+    def _unlike_arguments(self, place: str, grid: Grid) -> Iterator[Conflict]:
+        """Check that arguments or config use each axis that only the script has, and no other names."""
+        used, own = self._used(), {*self.workload_options, *own_names(grid)}
+        for name in sorted(own & {*GIVEN_PLACEHOLDERS} - {*LATER}):
+            yield Conflict(f"{place}.{name}: is set by harness; name the axis otherwise", (place,))
         for name in sorted(used & {"precision", "model", "data", "strategy"} - grid.model_fields_set):
-            yield Conflict(True, f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))
+            yield Conflict(f"arguments: {{{name}}} is used, and {place} has no {name}", ("arguments", place))
+        known = {*GIVEN_PLACEHOLDERS, *own}
+        for name in sorted(used - known):
+            yield Conflict(f"arguments: {{{name}}} is no axis of {place}; {nearest(name, known)}", ("arguments", place))
+        if MODE in own - used:
+            yield from self._wrong_modes(place, grid)
+        for name in sorted(own - used - {MODE}):
+            hint = nearest(name, {*ScriptGrid.model_fields} - {"options"} | used)
+            text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
+            yield Conflict(text, (place, "arguments"))
+        yield from self._samples(grid)
 
-    def _modes(self, place: str, grid: Grid, used: set[str]) -> Iterator[Conflict]:
-        """Check the axis mode, unless it is the user's own, which arguments or config use."""
-        given = {**self.workload_options, **{name.removeprefix("workload."): v for name, v in grid.options.items()}}
-        if MODE in given and MODE not in used:
-            values = as_axis(given[MODE])
-            yield Conflict(not self.datasets, f"{place}.mode: belongs to a loop with datasets", (place, "datasets"))
-            wrong = [value for value in values if value not in MODES]
-            text = f"{place}.mode: got {wrong[:1]}; allowed: {', '.join(MODES)}"
-            yield Conflict(bool(wrong), text, (place,))
+    def _wrong_modes(self, place: str, grid: Grid) -> Iterator[Conflict]:
+        """Check the axis mode, which is not the user's own."""
+        if not self.datasets:
+            yield Conflict(f"{place}.mode: belongs to a loop with datasets", (place, "datasets"))
+        given = grid.options.get(f"workload.{MODE}", self.workload_options.get(MODE))
+        if wrong := [value for value in as_axis(given) if value not in MODES]:
+            yield Conflict(f"{place}.mode: got {wrong[:1]}; allowed: {', '.join(MODES)}", (place,))
 
     def _samples(self, grid: Grid) -> Iterator[Conflict]:
         """Check the arithmetic of step.samples for the first and the last value of each axis."""
@@ -287,7 +287,7 @@ class ScriptExperiment(Experiment):
             try:
                 evaluate(str(self.step.samples), {**values, "per_device_batch_size": batch, "global_batch_size": batch})
             except ValueError as error:
-                yield Conflict(True, f"step.samples: {error}", ("step",))
+                yield Conflict(f"step.samples: {error}", ("step",))
 
     def _used(self) -> set[str]:
         """Return the placeholders that arguments, config and the step's samples use."""

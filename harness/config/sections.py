@@ -112,15 +112,7 @@ class Grid(_PlainGrid):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        raise_conflicts(
-            Conflict(not self.batches_of_devices and self.global_batch_size is None, ONE_BATCH, BATCHES),
-            *(
-                Conflict(True, f"options: unknown axis {key[:80]!r}; allowed: an option such as optimizer.lr", ())
-                for key in self.options
-                if not is_option_axis(key)
-            ),
-            *(self._unlike_named_devices() if self.device_ids else ()),
-        )
+        raise_conflicts(self._conflicts())
         return self.model_copy(update={"devices": self._named_counts()}) if self.device_ids else self
 
     @field_validator("options")
@@ -136,19 +128,21 @@ class Grid(_PlainGrid):
     def _named_counts(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
 
-    def _unlike_named_devices(self) -> Iterator[Conflict]:
-        counts, ids = self._named_counts(), [list(one) for one in self.device_ids or ()]
-        yield Conflict(
-            "devices" in self.model_fields_set and set(self.devices) != set(counts),
-            f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices; "
-            "leave devices out",
-            ("devices", "device_ids"),
-        )
-        yield Conflict(
-            self.nodes not in (None, (1,)),
-            f"got nodes {list(self.nodes or ())} and device_ids, which belong to one node; leave nodes out",
-            ("nodes", "device_ids"),
-        )
+    def _conflicts(self) -> Iterator[Conflict]:
+        if not self.batches_of_devices and self.global_batch_size is None:
+            yield Conflict(ONE_BATCH, BATCHES)
+        for key in self.options:
+            if not is_option_axis(key):
+                yield Conflict(f"options: unknown axis {key[:80]!r}; allowed: an option such as optimizer.lr", ())
+        if self.device_ids is None:
+            return
+        counts, ids = self._named_counts(), [list(one) for one in self.device_ids]
+        if "devices" in self.model_fields_set and set(self.devices) != set(counts):
+            text = f"got devices {list(self.devices)} and device_ids {ids}, which are {list(counts)} devices"
+            yield Conflict(f"{text}; leave devices out", ("devices", "device_ids"))
+        if self.nodes not in (None, (1,)):
+            text = f"got nodes {list(self.nodes or ())} and device_ids, which belong to one node; leave nodes out"
+            yield Conflict(text, ("nodes", "device_ids"))
 
 
 class _StrategySections(Strict):
@@ -463,23 +457,17 @@ class TrainingOptions(Strict):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        scales = set(self.lr_scaling) != {"none"}
-        clips = set(self.clip_grad_norm) != {None} and set(self.clip_grad_value) != {None}
-        raise_conflicts(
-            Conflict(
-                scales and None in self.lr_base_batch_size,
-                "lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for",
-                ("lr_scaling", "lr_base_batch_size"),
-            ),
-            Conflict(
-                any(self.warmup_epochs) and not scales,
-                "warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to the scaled one",
-                ("warmup_epochs", "lr_scaling"),
-            ),
-            Conflict(
-                clips,
-                "clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own",
-                ("clip_grad_norm", "clip_grad_value"),
-            ),
-        )
+        raise_conflicts(self._conflicts())
         return self
+
+    def _conflicts(self) -> Iterator[Conflict]:
+        scales = set(self.lr_scaling) != {"none"}
+        if scales and None in self.lr_base_batch_size:
+            text = "lr_scaling: needs lr_base_batch_size, the global batch size that the optimizer's lr was chosen for"
+            yield Conflict(text, ("lr_scaling", "lr_base_batch_size"))
+        if any(self.warmup_epochs) and not scales:
+            text = "warmup_epochs: needs lr_scaling linear or sqrt; it rises from the optimizer's lr to the scaled one"
+            yield Conflict(text, ("warmup_epochs", "lr_scaling"))
+        if set(self.clip_grad_norm) != {None} and set(self.clip_grad_value) != {None}:
+            text = "clip_grad_norm: not together with clip_grad_value; to compare them, give each a grid of its own"
+            yield Conflict(text, ("clip_grad_norm", "clip_grad_value"))
