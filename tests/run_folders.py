@@ -58,10 +58,10 @@ def make_run(
     for group in dict.fromkeys(f"b{trial.block}-g0" for trial in plan.trials):
         entry = {"group_id": group, "invocation": 0, "whole_s": 1.0, "nodes": [copy.deepcopy(dict(node))], "ranks": []}
         folder.add_environment(entry)  # type: ignore[typeddict-item, arg-type]
-    for skip in plan.skips:
+    for trial, skip in plan.skips.items():
         at = {"attempt": 1, "invocation": 0, "group_id": None, "position": None}
-        skipped = TrialResult(skip.trial.id, "skipped", skip.reason, skip_code=skip.skip_code)
-        folder.append(skip.trial, skipped, at)  # type: ignore[arg-type]
+        skipped = TrialResult(trial.id, "skipped", skip.text, skip_code=skip.code)
+        folder.append(trial, skipped, at)  # type: ignore[arg-type]
     return folder.path
 
 

@@ -5,7 +5,7 @@ A device-hour is one device of the machine for an hour, whether it works or wait
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import get_args
 
@@ -13,7 +13,7 @@ from harness.config.experiment import Experiment
 from harness.plan.cell import Cell, place
 from harness.plan.inventory import Machine
 from harness.plan.rows import ImpossibleCode, SkipCode
-from harness.plan.trial import Impossible, SkipReason
+from harness.plan.trial import SkipReason
 
 IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(get_args(ImpossibleCode))
 """The reasons for which no machine can run a cell."""
@@ -22,12 +22,6 @@ IMPOSSIBLE: frozenset[SkipCode | None] = frozenset(get_args(ImpossibleCode))
 def reason_of_impossibility(cell: Cell) -> SkipReason | None:
     """Return the first reason for which no machine can run the cell; None if some machine can."""
     return next(_on_any_machine(cell), None)
-
-
-def impossible_cells(cells: Iterable[Cell]) -> tuple[Impossible, ...]:
-    """Return the cells that no machine can run, each once, with the reason."""
-    reasons = ((cell, reason_of_impossibility(cell)) for cell in dict.fromkeys(cells))
-    return tuple(Impossible(cell, reason.text, reason.code) for cell, reason in reasons if reason)
 
 
 def reason_to_skip(cell: Cell, machine: Machine) -> SkipReason | None:

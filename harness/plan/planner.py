@@ -18,12 +18,12 @@ from harness.errors import ExperimentError
 from harness.plan import diagnostics
 from harness.plan.cell import Cell, Placement, place, why_none
 from harness.plan.comparison import axes_of, base_cell, base_cells, comparable, explaining_cells
-from harness.plan.feasibility import impossible_cells, reason_of_impossibility, reason_to_skip
+from harness.plan.feasibility import reason_of_impossibility, reason_to_skip
 from harness.plan.grid import NO_TRAITS, NO_VARIANTS, TraitsByName, Variants, device_counts, expand
 from harness.plan.inventory import Inventory, Machine, resolve
 from harness.plan.labels import Labels
 from harness.plan.rows import Purpose
-from harness.plan.trial import PURPOSES, Impossible, Skip, Trial, WorkerGroup
+from harness.plan.trial import PURPOSES, SkipReason, Trial, WorkerGroup
 from harness.system.process import no_garbage_collection
 
 
@@ -124,14 +124,17 @@ CUDA_WARMUP_S = 5.0
 
 @dataclass(frozen=True)
 class Plan:
-    """The worker groups of a run in their order, what cannot run here or anywhere, and the code of each variant."""
+    """The worker groups of a run in their order, the trials that cannot run here, the cells that cannot run anywhere.
+
+    ``variants``: the code of each.
+    """
 
     experiment: Experiment
     inventory: Inventory
     machine: Machine
     groups: tuple[WorkerGroup, ...]
-    skips: tuple[Skip, ...]
-    impossible: tuple[Impossible, ...] = ()
+    skips: Mapping[Trial, SkipReason]
+    impossible: Mapping[Cell, SkipReason] = field(default_factory=dict)
     variants: Variants = field(default_factory=dict)
 
     @property
@@ -204,13 +207,12 @@ def make_plan(
         trials += convergence_trials(cells.asked, experiment.convergence, machine)
     uneven = {replace(trial.cell, uneven=None) for trial in trials if trial.cell.uneven}
     timed = [cell for cell in cells.asked if experiment.throughput or cell not in uneven]
-    impossible = impossible_cells([*timed, *(trial.cell for trial in trials)])
-    without = {each.cell for each in impossible}
-    trials = [trial for trial in trials if trial.cell not in without]
+    planned = dict.fromkeys([*timed, *(trial.cell for trial in trials)])
+    impossible = {cell: reason for cell in planned if (reason := reason_of_impossibility(cell))}
+    trials = [trial for trial in trials if trial.cell not in impossible]
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
-    skips = tuple(Skip(trial, reason.text, reason.code) for trial in trials if (reason := reasons[trial.cell]))
-    runnable = [trial for trial in trials if reasons[trial.cell] is None]
-    runnable = _with_diagnostics(runnable, experiment, machine)
+    skips = {trial: reason for trial in trials if (reason := reasons[trial.cell])}
+    runnable = _with_diagnostics([trial for trial in trials if trial not in skips], experiment, machine)
     groups = _worker_groups(runnable, experiment.seed)
     return Plan(experiment, inventory, machine, groups, skips, impossible, variants)
 
@@ -368,16 +370,14 @@ def single_rank_only(plan: Plan) -> Plan:
 
     Without profiles: all groups share one process, whose timed trials would follow them.
     """
-    needs = {trial: _needs_of_processes(trial.cell) for trial in plan.trials}
-    skips = [
-        Skip(trial, f"--inline runs one rank in this process; this cell needs {what}", "inline")
-        for trial, what in needs.items()
-        if what
-    ]
-    without = {skip.trial for skip in skips}
-    kept = plan.keeping(lambda trial: trial not in without and trial.purpose != "profile")
+    skips = {
+        trial: SkipReason("inline", f"--inline runs one rank in this process; this cell needs {what}")
+        for trial in plan.trials
+        if (what := _needs_of_processes(trial.cell))
+    }
+    kept = plan.keeping(lambda trial: trial not in skips and trial.purpose != "profile")
     groups = tuple(part for group in kept.groups for part in by_placement(group))
-    return replace(kept, groups=groups, skips=(*plan.skips, *skips))
+    return replace(kept, groups=groups, skips={**plan.skips, **skips})
 
 
 def _needs_of_processes(cell: Cell) -> str:
@@ -413,13 +413,13 @@ def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:
     Raise ExperimentError if no cell matches.
     """
     matching = {trial.cell for trial in _all(plan) if trial.kind != "diagnostic" and trial.cell.matches(wanted)}
-    impossible = tuple(each for each in plan.impossible if each.cell.matches(wanted))
+    impossible = {cell: reason for cell, reason in plan.impossible.items() if cell.matches(wanted)}
     if not (matching or impossible):
-        cells = {trial.cell for trial in _all(plan)} | {each.cell for each in plan.impossible}
+        cells = {trial.cell for trial in _all(plan)} | {*plan.impossible}
         raise ExperimentError("--only", [f"no cell of {plan.experiment.name} matches: {why_none(cells, wanted)}"])
     cells = matching | set(base_cells(matching))
     needed = _needed_cells(plan, cells)
-    skips = tuple(skip for skip in plan.skips if skip.trial.cell in cells)
+    skips = {trial: reason for trial, reason in plan.skips.items() if trial.cell in cells}
     kept = plan.keeping(lambda trial: trial.cell in needed[trial.purpose])
     return replace(kept, skips=skips, impossible=impossible)
 
@@ -443,4 +443,4 @@ def _needed_cells(plan: Plan, cells: set[Cell]) -> dict[Purpose, set[Cell]]:
 
 
 def _all(plan: Plan) -> list[Trial]:
-    return [*plan.trials, *(skip.trial for skip in plan.skips)]
+    return [*plan.trials, *plan.skips]

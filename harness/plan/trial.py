@@ -184,7 +184,7 @@ class WorkerGroup:
 
 
 class SkipReason(NamedTuple):
-    """The reason of a skipped trial, as a code and as text with numbers."""
+    """The reason of a skipped trial, or of a cell without trials, as a code and as text with numbers."""
 
     code: SkipCode
     text: str
@@ -196,24 +196,6 @@ class SkipTrial(HarnessError):
     def __init__(self, reason: SkipReason) -> None:
         self.reason = reason
         super().__init__(reason.text)
-
-
-@dataclass(frozen=True)
-class Skip:
-    """A trial that will not be started, with its reason."""
-
-    trial: Trial
-    reason: str
-    skip_code: SkipCode
-
-
-@dataclass(frozen=True)
-class Impossible:
-    """A cell of the file that no machine can run, with its reason; it has no trial."""
-
-    cell: Cell
-    reason: str
-    skip_code: SkipCode
 
 
 Columns = Mapping[str, Sequence[object] | npt.NDArray[np.generic]]

@@ -109,12 +109,13 @@ def plan_content(plan: Plan) -> Json:
         ],
         "cells": {cell.id: plan.labels.of_cell(cell) for cell in dict.fromkeys(trial.cell for trial in plan.trials)},
         "impossible": [
-            {"cell_id": each.cell.id, **axes_of(each.cell), "reason": each.reason, "skip_code": each.skip_code}
-            for each in plan.impossible
+            {"cell_id": cell.id, **axes_of(cell), "reason": reason.text, "skip_code": reason.code}
+            for cell, reason in plan.impossible.items()
         ],
         "variants": codes_of(plan),
         "skipped": [
-            {**trial_columns(skip.trial), "reason": skip.reason, "skip_code": skip.skip_code} for skip in plan.skips
+            {**trial_columns(trial), "reason": reason.text, "skip_code": reason.code}
+            for trial, reason in plan.skips.items()
         ],
     }
 

@@ -19,7 +19,7 @@ from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import Plan, by_placement, by_variant
 from harness.plan.rows import Circumstances
 from harness.plan.run_environment import spent_device_seconds
-from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
+from harness.plan.trial import Trial, TrialResult, WorkerGroup, skipped
 from harness.record.folder import RunFolder
 from harness.report.tables.text import duration
 from harness.run.events import Emit, GroupReady, GroupStarting, Note, TrialEnded, TrialStarting
@@ -74,10 +74,9 @@ class Execution:
 
         Each result is on disk before the next message is handled. Raises WriteError if a result cannot be written.
         """
-        for skip in self._plan.skips:
-            if (skip.trial.id, skip.skip_code) not in self._skipped_before:
-                reason = SkipReason(skip.skip_code, skip.reason)
-                self._record(skip.trial, skipped(skip.trial, reason), None, position=None)
+        for trial, reason in self._plan.skips.items():
+            if (trial.id, reason.code) not in self._skipped_before:
+                self._record(trial, skipped(trial, reason), None, position=None)
         for group in self.groups:
             parts = [group]
             while parts:

@@ -120,7 +120,7 @@ class Wait:
         cells = self._awaited(plan)
         if not cells:
             return ""
-        reasons = {skip.trial.cell: skip.reason for skip in plan.skips}
+        reasons = {trial.cell: reason.text for trial, reason in plan.skips.items()}
         return f"{len(cells)} cell{'s' * (len(cells) > 1)} cannot run yet; {reasons[cells[-1]]}"
 
     def _awaited(self, plan: Plan) -> list[Cell]:
@@ -155,7 +155,7 @@ class Demand:
 
 def lacking(plan: Plan) -> list[Cell]:
     """Return the cells that more nodes could run."""
-    return list(dict.fromkeys(skip.trial.cell for skip in plan.skips if skip.skip_code == LACKING))
+    return list(dict.fromkeys(trial.cell for trial, reason in plan.skips.items() if reason.code == LACKING))
 
 
 def needed_bundles(plan: Plan, given_up: Collection[Demand] = ()) -> list[dict[str, float]]:

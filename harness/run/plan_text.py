@@ -66,9 +66,9 @@ def plan_lines(plan: Plan) -> list[str]:
     if plan.labels.constants:
         lines.append(f"Every cell: {plan.labels.constants}.")
     lines += [*(_numbers(plan) if plan.trials else []), *_loader_lines(plan)]
-    for reason, skips in grouped(plan.skips, lambda skip: skip.reason).items():
-        lines.append(f"Skipped: {plural(len({skip.trial.cell for skip in skips}), 'cell')}: {reason}.")
-    lines += impossible_lines(Counter(each.reason for each in plan.impossible))
+    for reason, trials in grouped(plan.skips, lambda trial: plan.skips[trial].text).items():
+        lines.append(f"Skipped: {plural(len({trial.cell for trial in trials}), 'cell')}: {reason}.")
+    lines += impossible_lines(Counter(reason.text for reason in plan.impossible.values()))
     settings, trained = plan.experiment.convergence, {t.cell for t in plan.trials if t.kind == "convergence"}
     if settings and trained:
         cells = sorted(trained, key=lambda cell: order(axes_of(cell)))

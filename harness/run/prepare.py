@@ -132,7 +132,7 @@ def _requested(request: Request, plan: Plan) -> Plan:
     plan = plan if request.preflight else plan.keeping(lambda trial: trial.purpose != "doctor")
     if not request.links:
         return plan
-    plan = replace(plan.keeping(lambda trial: trial.purpose == "links"), skips=(), impossible=())
+    plan = replace(plan.keeping(lambda trial: trial.purpose == "links"), skips={}, impossible={})
     if not plan.trials:
         needed = "ddp or fsdp on at least 2 devices, or dp on at least 2 GPUs"
         raise ExperimentError("--links", [f"no cell of {request.file} that can run here has links; allowed: {needed}"])
@@ -230,12 +230,11 @@ def check_runnable(request: Request, plan: Plan) -> None:
     """Raise ClusterError, with the most frequent reasons, if no cell of the plan can run here."""
     if plan.trials:
         return
-    skipped = [(skip.trial.cell, skip.reason) for skip in plan.skips]
-    cells = dict.fromkeys([*skipped, *((each.cell, each.reason) for each in plan.impossible)])
-    counts = Counter(reason for _, reason in cells).most_common()
-    reasons = "; ".join(f"{reason} ({count} cell{'s' * (count > 1)})" for reason, count in counts[:MOST_REASONS])
+    reasons = {**{trial.cell: reason for trial, reason in plan.skips.items()}, **plan.impossible}
+    counts = Counter(reason.text for reason in reasons.values()).most_common()
+    listed = "; ".join(f"{reason} ({count} cell{'s' * (count > 1)})" for reason, count in counts[:MOST_REASONS])
     more = f"; {len(counts) - MOST_REASONS} more, which harness plan shows" if len(counts) > MOST_REASONS else ""
-    raise ClusterError(f"{request.file}: no cell can run on {plan.inventory}: {reasons}{more}. Nothing was started")
+    raise ClusterError(f"{request.file}: no cell can run on {plan.inventory}: {listed}{more}. Nothing was started")
 
 
 def download_data(plan: Plan) -> None:

@@ -84,14 +84,15 @@ def ids_by_strategy(plan: Plan) -> set[tuple[str, tuple[int, ...]]]:
 def test_each_pair_goes_to_each_strategy_with_its_base_and_its_checks(make_experiment: Make) -> None:
     on_cpu_slots = make_plan(make_experiment(PAIRS), laptop())
     assert not on_cpu_slots.trials
-    assert {skip.reason for skip in on_cpu_slots.skips} == {"device_ids applies to GPUs; CPU slots have no numbers"}
+    reasons = {skip.text for skip in on_cpu_slots.skips.values()}
+    assert reasons == {"device_ids applies to GPUs; CPU slots have no numbers"}
     plan = make_plan(make_experiment(PAIRS), gpu_cluster(gpus=4))
     assert ids_by_strategy(plan) == {
         ("single", (0,)),
         ("single", (1,)),
         *((strategy, ids) for strategy in ("dp", "ddp") for ids in ((0, 1), (1, 2))),
     }
-    assert {each.reason for each in plan.impossible} == {"single runs on at most one device"} and not plan.skips
+    assert {each.text for each in plan.impossible.values()} == {"single runs on at most one device"} and not plan.skips
     assert {len({t.cell.device_ids for t in group.trials}) for group in plan.groups} == {1}
     for trial in plan.trials:
         assert base_cell(trial.cell).device_ids == trial.cell.device_ids[:1]

@@ -105,10 +105,10 @@ def test_demands_are_ordered_by_their_devices_and_then_by_those_together() -> No
 def test_what_did_not_come_is_skipped_with_that_reason_if_it_is_all() -> None:
     plan = plan_on(replace(nodes(4), waited_s=600.0), strategy="ddp", devices=[2, 8])
     reason = "too few devices: needs 8 on one node, has 4 GPUs; no more came in 600 s (cluster.wait_for)"
-    assert {skip.reason for skip in plan.skips} == {reason}
+    assert {skip.text for skip in plan.skips.values()} == {reason}
     for device in ("cpu", "cuda", "auto"):
         plan = plan_of(inventory=EMPTY, device=device)
-        assert not plan.trials and {skip.skip_code for skip in plan.skips} == {"too_few_devices"}
+        assert not plan.trials and {skip.code for skip in plan.skips.values()} == {"too_few_devices"}
 
 
 def test_the_wait_changes_no_cell() -> None:

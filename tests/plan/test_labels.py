@@ -151,7 +151,7 @@ def test_labels_of_any_file_name_exactly_what_differs(content: dict[str, Any]) -
             plan = make_plan(experiment, inventory)
         except ExperimentError:  # too large
             return
-        trials = [*plan.trials, *(skip.trial for skip in plan.skips)]
+        trials = [*plan.trials, *plan.skips]
         cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind != "diagnostic"))
         labels = [plan.labels.of_cell(cell) for cell in cells]
         assert len(set(labels)) == len(labels)

@@ -26,17 +26,17 @@ def test_every_cell_of_a_plan_runs_once_a_block_is_skipped_or_impossible() -> No
         assert len(cells) == len(set(cells)) == 10
         assert [str(group.placement) for group in groups] == ["2 workers with 1 device each"]
     assert plan.blocks == 3
-    assert Counter(skip.reason for skip in plan.skips) == {"too few devices: needs 4 on one node, has 2 CPU slots": 12}
-    assert Counter(each.reason for each in plan.impossible) == {"single runs on at most one device": 4}
-    never = {each.cell for each in plan.impossible}
-    assert not never & {trial.cell for trial in (*plan.trials, *(skip.trial for skip in plan.skips))}
+    too_few = "too few devices: needs 4 on one node, has 2 CPU slots"
+    assert Counter(skip.text for skip in plan.skips.values()) == {too_few: 12}
+    assert Counter(each.text for each in plan.impossible.values()) == {"single runs on at most one device": 4}
+    assert not {*plan.impossible} & {trial.cell for trial in (*plan.trials, *plan.skips)}
 
 
 def test_only_narrows_the_cells_that_no_machine_can_run() -> None:
     plan = plan_of(GRID)
     part = filter_plan(plan, {"strategy": "single", "devices": 4})
     assert not part.trials and not part.skips
-    assert {(each.cell.strategy, each.cell.devices) for each in part.impossible} == {("single", 4)}
+    assert {(cell.strategy, cell.devices) for cell in part.impossible} == {("single", 4)}
     assert not filter_plan(plan, {"strategy": "ddp"}).impossible
 
 
@@ -66,7 +66,7 @@ def test_convergence_that_this_machine_cannot_hold_is_skipped_with_the_reason(on
     grid = {"strategy": "ddp", "devices": 8, "per_device_batch_size": 8}
     settings = {"epochs": 1, "seeds": 0, "only": only}
     plan = plan_of(grid, throughput=None, convergence=settings)
-    assert [(skip.trial.cell.devices, skip.skip_code) for skip in plan.skips] == [(8, "too_few_devices")]
+    assert [(trial.cell.devices, skip.code) for trial, skip in plan.skips.items()] == [(8, "too_few_devices")]
 
 
 def test_convergence_at_a_stated_global_batch_compares_like_with_like() -> None:
@@ -101,7 +101,7 @@ def test_cells_of_another_backend_have_worker_groups_of_their_own() -> None:
     backends = {(t.cell.backend, group.backend) for group in plan.groups for t in group.trials if t.cell.devices == 2}
     assert backends == {("auto", "cpu:gloo,cuda:nccl"), ("nccl", "cpu:gloo,cuda:nccl"), ("gloo", "gloo")}
     on_cpu = plan_of(grid)
-    assert {skip.skip_code for skip in on_cpu.skips} == {"needs_cuda"}
+    assert {skip.code for skip in on_cpu.skips.values()} == {"needs_cuda"}
     assert {group.backend for group in on_cpu.groups} == {"gloo"}
 
 
@@ -126,7 +126,7 @@ def test_cells_of_other_variables_have_worker_groups_of_their_own() -> None:
 
 def test_a_process_that_runs_already_has_no_other_variables() -> None:
     plan = single_rank_only(plan_of({"per_device_batch_size": 8, "env.B": [None, 1], "env.A": [None, 1]}))
-    assert {skip.reason.partition("needs ")[2] for skip in plan.skips} == {"a process that starts with A B"}
+    assert {skip.text.partition("needs ")[2] for skip in plan.skips.values()} == {"a process that starts with A B"}
     assert {tuple(trial.cell.env.values()) for trial in plan.trials} == {(None, None)}
 
 

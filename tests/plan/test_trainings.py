@@ -28,7 +28,7 @@ def test_named_device_counts_are_trained_and_those_that_are_absent_here_skipped(
     plan = trainings_plan(devices=[1, 64])
     trained = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}
     assert trained == {("single", 1, 8), ("ddp", 1, 8)}
-    assert {(skip.trial.cell.strategy, skip.trial.cell.devices) for skip in plan.skips} == {("ddp", 64)}
+    assert {(trial.cell.strategy, trial.cell.devices) for trial in plan.skips} == {("ddp", 64)}
     words = "on the devices of convergence.devices, 1, 64, at the first batch size of the grid; and the base of each"
     assert line_of(plan).endswith(f"({words}).")
 

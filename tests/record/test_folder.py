@@ -215,8 +215,8 @@ def test_no_secret_reaches_any_file(make_experiment: Make, tmp_path: Path, monke
     for trial in plan.trials[:2]:
         more: Any = {"error_type": "ValueError", "detail": f"Traceback\n{output}", "facts": {"x": output}}
         folder.append(trial, TrialResult(trial.id, "error", output, **more), FACTS)
-    for skip in plan.skips:
-        folder.append(skip.trial, TrialResult(skip.trial.id, "skipped", skip.reason), FACTS)
+    for trial, skip in plan.skips.items():
+        folder.append(trial, TrialResult(trial.id, "skipped", skip.text), FACTS)
     folder.set_invocation(0, {"command": ["run", "x.yaml", "--address", URL, f"--password={SECRET}"]})
     folder.add_environment({"group_id": "g", "nodes": [{"variables": {"NCCL_X": URL}, "token": SECRET}], "ranks": []})
     for path in folder.path.rglob("*"):

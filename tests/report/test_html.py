@@ -69,9 +69,9 @@ def measured(trial: Trial, *, of_rank: dict[str, Any] | None = None, **facts: An
 
 
 def append_skips(folder: RunFolder, plan: Plan, reason: str = "") -> None:
-    for skip in plan.skips:
-        result = TrialResult(skip.trial.id, "skipped", reason or skip.reason, skip_code=skip.skip_code)
-        folder.append(skip.trial, result, NOWHERE)
+    for trial, skip in plan.skips.items():
+        result = TrialResult(trial.id, "skipped", reason or skip.text, skip_code=skip.code)
+        folder.append(trial, result, NOWHERE)
 
 
 @pytest.fixture(scope="module")

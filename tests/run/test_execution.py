@@ -90,7 +90,7 @@ def trial_of(plan: Plan, strategy: str, devices: int, batch: int, block: int = 0
 def test_all_ok_is_one_launch_a_group_and_one_row_a_trial_with_group_and_position(plan: Plan, tmp_path: Path) -> None:
     launcher, folder = execute(plan, tmp_path)
     assert launcher.launches == [[t.id for t in group.trials] for group in plan.groups]
-    assert {t.id: ["ok"] for t in plan.trials} | {s.trial.id: ["skipped"] for s in plan.skips} == outcomes(folder)
+    assert {t.id: ["ok"] for t in plan.trials} | {t.id: ["skipped"] for t in plan.skips} == outcomes(folder)
     rows = {row["trial_id"]: row for row in folder.lines()}
     for group in plan.groups:
         for position, trial in enumerate(group.trials):
@@ -279,7 +279,7 @@ def test_a_row_has_its_environment_which_is_equal_on_nodes_that_are_alike(
             yield from list(super().launch(group, deadline=deadline))[1:]
 
     for group, version in ((plan.groups[0], "1"), (plan.groups[-1], code)):
-        part = replace(plan, groups=(group,), skips=())
+        part = replace(plan, groups=(group,), skips={})
         Execution(part, folder, InEnvironment(lambda trial, tries: "ok"), lambda event: None, code=version).run()
     found = {row["environment"] for row in folder.lines()}
     assert None not in found and len(found) == (1 if equal else 2)

@@ -67,7 +67,7 @@ def experiment(make_experiment: Make) -> Experiment:
 def test_it_ends_once_the_largest_cell_fits_and_holds_what_is_there(experiment: Experiment) -> None:
     cluster = Scripted(1, 1, 2, 2, 4)
     plan, notes = wait(cluster, experiment)
-    assert not [skip for skip in plan.skips if skip.skip_code == "too_few_devices"]
+    assert not [skip for skip in plan.skips.values() if skip.code == "too_few_devices"]
     assert cluster.now == 4 * POLL_S and len(plan.inventory.nodes) == 4 and plan.inventory.waited_s is None
     assert cluster.asked[0] == [{"GPU": 1.0}] * 16
     assert notes[0] == (
@@ -86,7 +86,7 @@ def test_after_a_wait_in_vain_what_fits_is_run(experiment: Experiment) -> None:
     plan, notes = wait(cluster, experiment, seconds=200)
     assert cluster.now == pytest.approx(200, abs=POLL_S)
     assert {trial.cell.devices for trial in plan.trials} == {1, 4, 8}
-    reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
+    reasons = {skip.text for skip in plan.skips.values() if skip.code == "too_few_devices"}
     assert reasons == {
         "too few devices: needs 16 on one node, has 4 + 4 GPUs; no more came in 200 s (cluster.wait_for)"
     }
@@ -113,7 +113,7 @@ def test_what_the_autoscaler_cannot_bring_is_given_up_from_the_largest(
 ) -> None:
     plan, notes = wait(cluster, experiment)
     assert {trial.cell.devices for trial in plan.trials} == devices
-    reasons = {skip.reason for skip in plan.skips if skip.skip_code == "too_few_devices"}
+    reasons = {skip.text for skip in plan.skips.values() if skip.code == "too_few_devices"}
     assert not [reason for reason in reasons if "no more came" in reason]  # it was not waited for
     assert [len(bundles) for bundles in cluster.asked] == asked
     assert notes[1] == "The autoscaler cannot bring 16 times 1 device: such cells are skipped"

@@ -238,7 +238,7 @@ def test_a_share_that_only_far_smaller_micro_batches_divide_is_no_possible_cell(
     asked = experiment(grid={**grid, "training.accumulation": "auto"})
     plan = make_plan(asked, Inventory.assume(1, 0, cores=4))
     assert not plan.trials
-    assert "does not divide into 63 micro-batches" in plan.impossible[0].reason
+    assert "does not divide into 63 micro-batches" in next(iter(plan.impossible.values())).text
 
 
 @pytest.mark.parametrize(
