@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from harness.errors import nearest
-
 
 class DoctorCheck(NamedTuple):
     """A check that ranks make.
@@ -97,13 +95,6 @@ LOOKS_AT: Mapping[str, str] = {
 """What each check looks at, by its name."""
 FINDINGS_OF: Mapping[str, str] = {check.key: check.findings for check in DOCTOR_CHECKS}
 """The name of the findings of each check, by its name in ``allow``."""
-
-
-def check_allowed(value: object) -> object:
-    """Return the name of a check; raise ValueError at any other."""
-    if isinstance(value, str) and value not in FINDINGS_OF:
-        raise ValueError(f"got {value[:80]!r}; {nearest(value[:80], FINDINGS_OF)}")
-    return value
 
 
 def allowed_findings(allow: Collection[str]) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pydantic import (
 from harness.config import sections
 from harness.config.axes import SHARED_SECTIONS, Filter, LauncherName, options_in
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS, emulates_compute
-from harness.config.doctor_checks import check_allowed
+from harness.config.doctor_checks import FINDINGS_OF
 from harness.config.problems import Conflict, describe_errors, raise_conflicts
 from harness.config.published import Published
 from harness.config.strategy_traits import BUILTIN_TRAITS, Strict
@@ -33,7 +33,7 @@ from harness.config.values import (
     absolute_folders,
     as_axis,
     as_tuple,
-    builtin_or_own,
+    one_of,
     problems_of,
 )
 
@@ -48,7 +48,7 @@ class Experiment(Strict):
     """A validated experiment file, defaults included; made by ``harness.config.load``."""
 
     name: Name
-    workload: Annotated[str, BeforeValidator(builtin_or_own(BUILTIN_WORKLOADS))] = "image_classification"
+    workload: Annotated[str, BeforeValidator(one_of(BUILTIN_WORKLOADS, or_own=True))] = "image_classification"
     grid: sections.Grid | None = None
     cells: Annotated[tuple[sections.Grid, ...], BeforeValidator(as_tuple)] = ()
     exclude: Annotated[tuple[Filter, ...], BeforeValidator(as_tuple)] = ()
@@ -75,7 +75,7 @@ class Experiment(Strict):
     oversubscribe: bool = False
     equivalence: bool = True
     preflight: bool = True
-    allow: Annotated[tuple[Annotated[Text, BeforeValidator(check_allowed)], ...], BeforeValidator(as_axis)] = ()
+    allow: Annotated[tuple[Annotated[Text, BeforeValidator(one_of(FINDINGS_OF))], ...], BeforeValidator(as_axis)] = ()
     seed: Seed = 0
 
     @model_validator(mode="before")
@@ -158,7 +158,7 @@ class Experiment(Strict):
         return tuple(dict.fromkeys(",".join(map(str, ids)) for ids in named))
 
     def _variant_conflicts(self) -> Iterator[Conflict]:
-        if self.variants and not self.own_code:
+        if self.variants and not self.own_modules:
             own = "a workload or a strategy of your own, package.module:ClassName"
             keys = ("variants", "workload", "grid", "cells")
             yield Conflict(f"variants: needs {own}, of which they are code", keys)
@@ -242,16 +242,11 @@ class Experiment(Strict):
         return tuple(name for name in names if name not in BUILTIN_TRAITS)
 
     @property
-    def own_code(self) -> bool:
-        """Whether a workload or a strategy is the user's own; its module is found beside the experiment file.
-
-        With variants it is found in the folder of each instead.
-        """
-        return bool(self.own_modules)
-
-    @property
     def own_modules(self) -> tuple[str, ...]:
-        """The modules of the user's own workload and strategies, each once."""
+        """The modules of the user's own workload and strategies, each once; they are found beside the experiment file.
+
+        With variants they are found in the folder of each instead.
+        """
         names = [*([self.workload] if self.own_workload else []), *self.own_strategies]
         return tuple(dict.fromkeys(name.partition(":")[0] for name in names))
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, NamedTuple, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from harness.config.axes import Filter
 from harness.config.problems import Conflict, raise_conflicts
 from harness.config.strategy_traits import Strict
-from harness.config.values import Text, as_tuple
-from harness.errors import nearest
+from harness.config.values import Text, as_tuple, one_of
 
 Level = Literal["epochs", "steps", "cells"]
 
@@ -76,7 +75,7 @@ class Published(Strict):
     what they were measured on.
     """
 
-    metric: Text
+    metric: Annotated[Text, AfterValidator(one_of(METRICS))]
     value: Figure | None = None
     range: Annotated[tuple[float, float] | None, BeforeValidator(as_tuple)] = None
     values: Annotated[
@@ -88,13 +87,6 @@ class Published(Strict):
     source: Text
     url: Text | None = None
     hardware: Text
-
-    @field_validator("metric")
-    @classmethod
-    def _known(cls, metric: str) -> str:
-        if metric not in METRICS:
-            raise ValueError(f"got {metric[:80]!r}; {nearest(metric[:80], METRICS)}")
-        return metric
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -38,10 +38,10 @@ from harness.config.values import (
     Text,
     absolute_folders,
     as_axis,
-    builtin_or_own,
+    one_of,
 )
 
-StrategyName = Annotated[Text, BeforeValidator(builtin_or_own(BUILTIN_TRAITS))]
+StrategyName = Annotated[Text, BeforeValidator(one_of(BUILTIN_TRAITS, or_own=True))]
 Amount = Annotated[float, Field(gt=0, le=1e9, allow_inf_nan=False)]
 """An amount of money, or a number of device-hours."""
 

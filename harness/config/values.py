@@ -53,7 +53,7 @@ def as_tuple(value: object) -> object:
     return tuple(value) if isinstance(value, list) else value
 
 
-def check_name(value: object) -> object:
+def _name(value: object) -> object:
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", value):
         raise ValueError(
             f"got {repr(value)[:80]}; allowed: 1 to 64 letters, digits, '.', '_' and '-', not starting with a dot"
@@ -61,13 +61,13 @@ def check_name(value: object) -> object:
     return value
 
 
-def builtin_or_own(names: Collection[str]) -> Callable[[object], object]:
-    """Return a validator that accepts these names and package.module:ClassName of the user's own."""
+def one_of(names: Collection[str], *, or_own: bool = False) -> Callable[[object], object]:
+    """Return a validator that accepts these names and, with ``or_own``, package.module:ClassName of the user's own."""
 
     def check(value: object) -> object:
-        if isinstance(value, str) and value not in names and not USER_CLASS.fullmatch(value):
-            hint = nearest(value[:80], names)
-            raise ValueError(f"got {value[:80]!r}; {hint}, or package.module:ClassName of your own")
+        if isinstance(value, str) and value not in names and not (or_own and USER_CLASS.fullmatch(value)):
+            own = ", or package.module:ClassName of your own" * or_own
+            raise ValueError(f"got {value[:80]!r}; {nearest(value[:80], names)}{own}")
         return value
 
     return check
@@ -141,7 +141,7 @@ Count = Annotated[int, Field(ge=1, le=MAX_DEVICES)]
 Batch = Annotated[int, Field(ge=1, le=MAX_BATCH)]
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
 Text = Annotated[str, Field(min_length=1, max_length=500)]
-Name = Annotated[str, BeforeValidator(check_name)]
+Name = Annotated[str, BeforeValidator(_name)]
 """A name that is also the name of a file or folder."""
 FilePath = Annotated[Text, AfterValidator(_absolute)]
 DataName = Annotated[Text, AfterValidator(_absolute_data)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import TypeGuard
 
 from harness.config.sections import LOOKS, Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
@@ -148,14 +147,11 @@ def _extremes(cells: Sequence[Cell]) -> list[Cell]:
     """Return the first cells with the smallest and the largest value of each number of the optimizer that varies."""
     found: list[Cell] = []
     for name in dict.fromkeys(name for cell in cells for name in cell.optimizer):
-        values = {cell: value for cell in cells if _is_number(value := cell.optimizer.get(name))}
+        given = {cell: cell.optimizer.get(name) for cell in cells}
+        values = {cell: n for cell, n in given.items() if isinstance(n, int | float) and not isinstance(n, bool)}
         if len(set(values.values())) > 1:
             found += [min(values, key=values.__getitem__), max(values, key=values.__getitem__)]
     return found
-
-
-def _is_number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def seconds_of_links(settings: Throughput, device: str) -> float:

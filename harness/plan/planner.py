@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
@@ -400,11 +400,11 @@ def by_placement(group: WorkerGroup) -> Iterator[WorkerGroup]:
 
 def by_variant(group: WorkerGroup) -> list[WorkerGroup]:
     """Return a group for each variant of a group's trials."""
-    return [group.keeping(partial(_is_of, name)) for name in group.variants]
 
+    def of(name: str) -> WorkerGroup:
+        return group.keeping(lambda trial: trial.cell.variant == name)
 
-def _is_of(variant: str, trial: Trial) -> bool:
-    return trial.cell.variant == variant
+    return list(map(of, group.variants))
 
 
 def filter_plan(plan: Plan, wanted: Mapping[str, PlainValue]) -> Plan:

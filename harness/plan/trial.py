@@ -142,12 +142,9 @@ class WorkerGroup:
         """Return the ranks that run a trial: by block other ones, and for the twin of a base others than the base's."""
         size = place(trial.cell).workers
         first = (self.block + (trial.purpose == "twin")) % (self.placement.workers // size) * size
-        first += self._index_of(trial) * self.placement.workers
+        variant = self.variants.index(str(trial.cell.variant)) if self.variants else 0
+        first += variant * self.placement.workers
         return range(first, first + size)
-
-    def _index_of(self, trial: Trial) -> int:
-        """Return the place of a trial's variant among those of the group."""
-        return self.variants.index(str(trial.cell.variant)) if self.variants else 0
 
     def variant_of(self, rank: int) -> str | None:
         """Return the variant that a rank imports; None without variants."""

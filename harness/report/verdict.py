@@ -196,7 +196,7 @@ def _improved(context: Context) -> NextStep | None:
 def run_file(why: str, content: str, results: Results, name: str = NEXT_FILE) -> NextStep:
     """Return the step that runs a file of the run folder: beside the experiment file if that names own code."""
     path = shlex.quote(str(results.folder.path / name))
-    if results.experiment.own_code:
+    if results.experiment.own_modules:
         why = f"{why.removesuffix(':')}, in the folder of your experiment file:"
         return NextStep(why, f"cp {path} . && python -m harness.run {name}", content)
     return NextStep(why, f"python -m harness.run {path}", content)

@@ -82,7 +82,7 @@ def forecasts(plan: Plan, home: Path, limit_s: float = LIMIT_S) -> dict[Cell, Fo
     """
     cells = list(dict.fromkeys(trial.cell for trial in plan.trials if trial.kind != "diagnostic"))
     wanted = dict.fromkeys(map(traced_cell, cells))
-    own = [str(home)] if plan.experiment.own_code else []
+    own = [str(home)] if plan.experiment.own_modules else []
     found: dict[Cell, Examination] = {}
     for variant in dict.fromkeys(cell.variant for cell in wanted):
         version = plan.variants[variant].version if variant else None

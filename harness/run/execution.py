@@ -207,7 +207,7 @@ def launcher_for(
 
     ``holds``: the next trial starts once the driver has handled the result of the last one; torchrun always does so.
     """
-    own = str(home) if plan.experiment.own_code and not plan.variants else None
+    own = str(home) if plan.experiment.own_modules and not plan.variants else None
     versions = {name: own.version for name, own in plan.variants.items()}
     torchrun = TorchrunLauncher(plan.experiment, plan.machine.threads_per_device, own, versions)
     if ray_cluster is None:

@@ -177,7 +177,7 @@ def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *
 
 def _key(request: Request, experiment: Experiment, plan: Plan) -> str:
     """Return a hash of what a largest batch depends on: the cells, the machine, and the user's code."""
-    code = code_hash(request.home, most=MOST_FILES) if experiment.own_code else None
+    code = code_hash(request.home, most=MOST_FILES) if experiment.own_modules else None
     nodes = [(node.shape, node.gpu_memory_bytes) for node in plan.inventory.nodes]
     content = experiment.model_dump(mode="json", exclude={*APART})
     versions = [MEASURES, package_version("torch")]

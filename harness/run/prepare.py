@@ -40,7 +40,7 @@ from harness.run.variants import (
     shipped_folders,
     with_own_code,
 )
-from harness.system.user_code import load_user_function
+from harness.system.user_code import load_from
 from harness.train import workloads
 from harness.train.optimizers import make_optimizer, make_schedule, rejected
 from harness.train.workloads.datasets import CIFAR10_FOLDER, CIFAR10_HINT
@@ -69,7 +69,7 @@ def prepare(request: Request, experiment: Experiment, stack: ExitStack, emit: Em
         folder, experiment = reopen(request.resume, request.file, experiment, request.add_blocks)
         if any(line["facts"].get("inline") or line["skip_code"] == "inline" for line in folder.trial_lines()):
             raise RunFolderError(f"{request.resume}: --inline made this run for a debugger; start a new run instead")
-    own_path = experiment.own_code and not experiment.variants  # those are imported in processes of their own
+    own_path = experiment.own_modules and not experiment.variants  # those are imported in processes of their own
     stack.enter_context(import_path(home) if own_path else nullcontext())
     ray_cluster = None
     if request.address is not None and not request.assumed:
@@ -117,7 +117,7 @@ def make_checked_plan(
             plan = _requested(request, plan)
         if isinstance(experiment, ScriptExperiment):
             if experiment.loop:
-                load_user_function(f"loop {experiment.loop!r}", experiment.loop)
+                load_from(experiment.loop, "function", what=f"loop {experiment.loop!r}")
         else:
             with found.also():
                 check_optimizers(plan)

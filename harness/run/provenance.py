@@ -45,7 +45,7 @@ def invocation_facts(plan: Plan, home: Path | None) -> Invocation:
         gpus = f", {node.gpus} x {node.gpu_model}" if node.gpus else ""
         memory = f", {node.memory_bytes / GIB:.0f} GiB" if node.memory_bytes else ""
         nodes.append(f"{node.host} ({node.cores} cores{gpus}{memory})")
-    own_code = home and plan.experiment.own_code and not plan.variants
+    own_code = home and plan.experiment.own_modules and not plan.variants
     folders = [home] if home and own_code else [Path(program).parent for program in plan.experiment.programs if home]
     versions = {name: own.version for name, own in plan.variants.items()}
     return {

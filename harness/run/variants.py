@@ -61,14 +61,14 @@ def on_nodes(versions: Variants) -> dict[str, CodeVersion]:
 
 def own_folder_on_nodes(experiment: Experiment, home: Path) -> str | None:
     """Return the folder of the user's code that the nodes of such a cluster import it from; None if it is shipped."""
-    return str(home) if has_working_dir() and experiment.own_code and not experiment.variants else None
+    return str(home) if has_working_dir() and experiment.own_modules and not experiment.variants else None
 
 
 def shipped_folders(experiment: Experiment, home: Path) -> dict[str, Path]:
     """Return the folders of the user's code by their path on such nodes, beside this package."""
     if experiment.variants:
         return {f"{SHIPPED}/{name}": Path(folder) for name, folder in experiment.variants.items()}
-    return {"": home} if experiment.own_code else {}
+    return {"": home} if experiment.own_modules else {}
 
 
 def only_version(plan: Plan) -> AbstractContextManager[None]:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import os
 import platform
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,8 @@ PARTIAL = ".partial"
 """The suffix of a file until it is complete; a crash may leave such a file behind."""
 NOT_CODE = {"__pycache__", "node_modules", "results"}
 _CHUNK = 4096
-_SYNC = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+to_disk: Callable[[int], None] = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+"""Wait until the data of an open file is on disk, and the metadata that is needed to read it."""
 
 
 def append_lines(path: Path, lines: Sequence[str]) -> None:
@@ -102,11 +103,6 @@ def writing(path: Path) -> Iterator[None]:
             f"{path}: cannot be written: {error.strerror or error}. What was recorded before is kept and whole; "
             "make room, or make the folder writable"
         ) from error
-
-
-def to_disk(number: int) -> None:
-    """Wait until the data of an open file is on disk, and the metadata that is needed to read it."""
-    _SYNC(number)
 
 
 def _write(file: io.FileIO, data: bytes | memoryview) -> None:

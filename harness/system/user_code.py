@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from harness.errors import HarnessError, WorkloadError, nearest
 from harness.system.files import PACKAGE_FOLDER, code_hash
@@ -95,23 +95,11 @@ def module_file(name: str, path: list[str]) -> Path | None:
         return None
 
 
-def load_user_class(what: str, name: str, *, builtin: bool = False) -> type:
-    """Import a module and return its class; raise WorkloadError, whose message begins with ``what``."""
-    found: type = _found(what, name, "class", inspect.isclass, builtin=builtin)
-    return found
+def load_from(name: str, kind: Literal["class", "function"], *, what: str, builtin: bool = False) -> Any:
+    """Import a module and return its class or function, ``package.module:name``; raise WorkloadError.
 
-
-def load_user_function(what: str, name: str) -> Callable[..., object]:
-    """Import a module and return its function; raise WorkloadError, whose message begins with ``what``."""
-    found: Callable[..., object] = _found(what, name, "function", inspect.isroutine)
-    return found
-
-
-def _found(what: str, name: str, kind: str, is_kind: Callable[[object], bool], *, builtin: bool = False) -> Any:
-    """Import a module and return what it holds of this kind under the name; raise WorkloadError.
-
-    Unless it is ``builtin``, the message of a failed import names the folder that comes first on the import path: the
-    experiment file's or, with variants, that of the version.
+    The message begins with ``what``. Unless the module is ``builtin``, the message of a failed import names the folder
+    that comes first on the import path: the experiment file's or, with variants, that of the version.
     """
     module_name, _, inner = name.partition(":")
     try:
@@ -123,7 +111,7 @@ def _found(what: str, name: str, kind: str, is_kind: Callable[[object], bool], *
         raise WorkloadError(
             f"{what}: importing {module_name} failed with {type(error).__name__}: {error}{hint}"
         ) from error
-    found = vars(module).get(inner)
+    found, is_kind = vars(module).get(inner), inspect.isclass if kind == "class" else inspect.isroutine
     if not is_kind(found):
         names = [key for key, value in vars(module).items() if is_kind(value) and not key.startswith("__")]
         known = nearest(inner, names) if names else f"it has no {kind} at all"

@@ -203,7 +203,7 @@ def test_cells_of_the_ingest_do_not_train_and_a_mode_that_config_uses_is_the_use
 
 def test_a_loop_is_the_user_s_module_and_its_cells_share_no_worker_group() -> None:
     experiment = loop(throughput={"blocks": 1, "twin": False})
-    assert experiment.own_code and experiment.own_modules == ("mine",) and experiment.programs == ()
+    assert experiment.own_modules == ("mine",) and experiment.programs == ()
     assert parse_experiment(experiment.model_dump(mode="json"), source="f") == experiment
     plan = make_plan(experiment, laptop(2))
     assert [len(group.trials) for group in plan.groups] == [1, 1]

@@ -39,7 +39,7 @@ from harness.plan.rows import Json
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.process import in_thread, variables
 from harness.system.scratch import Scratch
-from harness.system.user_code import CodeVersion, load_user_function
+from harness.system.user_code import CodeVersion, load_from
 from harness.train.ranks import Ranks
 
 CLEANER, MANAGER = "PlacementGroupCleanerCallback", "DatasetsCallback"
@@ -216,7 +216,7 @@ def _dataset(name: str, function: str, import_path: str | None) -> object:
     if import_path and import_path not in sys.path:
         sys.path.insert(0, import_path)
     what = f"datasets.{name} {function!r}"
-    make = load_user_function(what, function)
+    make = load_from(function, "function", what=what)
     try:
         return make()
     except Exception as error:

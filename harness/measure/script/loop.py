@@ -20,7 +20,7 @@ from harness.measure.script.messages import EndOfTrial
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.plan.trial import TrialResult
 from harness.system.process import in_thread
-from harness.system.user_code import load_user_function
+from harness.system.user_code import load_from
 from harness.train.ranks import Ranks, connecting_on_use
 
 
@@ -39,7 +39,7 @@ def loop(context: TrialContext) -> TrialResult:
     counting = counting_of(context, experiment)
     recorder = StepRecorder(theirs, context.advance, counting)
     recorder.install()  # before the user's module may import a function that is replaced
-    function = load_user_function(f"loop {experiment.loop!r}", experiment.loop)
+    function = load_from(experiment.loop, "function", what=f"loop {experiment.loop!r}")
     recorder.count_datasets()
     try:
         with _own_group(ranks) as control, context.part("script"):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from harness.config.strategy_traits import StrategyTraits
 from harness.errors import WorkloadError
-from harness.system.user_code import load_user_class
+from harness.system.user_code import load_from
 from harness.train.strategies.base import Single, Strategy
 from harness.train.strategies.ddp import Ddp
 from harness.train.strategies.dp import DataParallel
@@ -29,7 +29,7 @@ def make_strategy(name: str) -> Strategy:
 
 def load_strategy_class(name: str) -> type[Strategy]:
     """Return the class behind ``package.module:ClassName``; raise WorkloadError if it is no strategy."""
-    found = load_user_class(f"strategy {name!r}", name)
+    found: type[Strategy] = load_from(name, "class", what=f"strategy {name!r}")
     abstract = getattr(found, "__abstractmethods__", ())
     missing = [method for method in METHODS if method in abstract or not callable(getattr(found, method, None))]
     if missing:

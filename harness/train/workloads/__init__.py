@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.errors import Collected, HarnessError, WorkloadError, nearest
 from harness.plan.cell import Cell, Options
-from harness.system.user_code import load_user_class
+from harness.system.user_code import load_from
 
 Collate = Callable[[list[object]], object]
 """Samples -> batch."""
@@ -101,7 +101,7 @@ def _location(name: str) -> str:
 
 def load_class(name: str) -> type:
     """Return the class of a built-in workload or of ``package.module:ClassName``; raise WorkloadError."""
-    found = load_user_class(f"workload {name!r}", _location(name), builtin=name in BUILTIN_WORKLOADS)
+    found: type = load_from(_location(name), "class", what=f"workload {name!r}", builtin=name in BUILTIN_WORKLOADS)
     missing = [method for method in ("build_model", "datasets", "loss") if not callable(getattr(found, method, None))]
     if missing:
         raise WorkloadError(f"workload {name!r}: the class lacks {', '.join(missing)}; see README, 'Your own workload'")

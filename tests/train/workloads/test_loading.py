@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
-from harness.system.user_code import load_user_function
+from harness.system.user_code import load_from
 from harness.train import workloads
 
 GOOD = """
@@ -85,4 +85,4 @@ def test_each_mistake_has_one_clear_answer(workload: str, changes: dict[str, obj
 
 def test_a_function_that_is_not_there_is_answered_with_the_nearest() -> None:
     with pytest.raises(WorkloadError, match=r"own_workload has no function 'nobers'; did you mean 'numbers'\?"):
-        load_user_function("datasets.train", "own_workload:nobers")
+        load_from("own_workload:nobers", "function", what="datasets.train")
