@@ -16,7 +16,7 @@ Figures = Mapping[str, float]
 
 @dataclass(frozen=True)
 class KnownDevice:
-    """A GPU as its vendor lists it. ``gb``: memory in units of 10^9 bytes; ``source``: title of the document.
+    """A GPU as its vendor lists it. ``gb``: memory in units of 10^9 bytes.
 
     ``drivers``: the names by which the driver reports it, as in ``torch.cuda.get_device_properties().name``: a MIG
     slice, a laptop GPU or another board is another device. ``peaks``: at the published boost clock and full power
@@ -25,7 +25,6 @@ class KnownDevice:
 
     name: str
     gb: int
-    source: str
     drivers: tuple[str, ...] = ()
     peak_source: str = ""
     peaks: Figures = field(default_factory=dict)
@@ -35,23 +34,6 @@ class KnownDevice:
         """The stated memory in bytes; what a driver reports may differ by some percent."""
         return self.gb * 10**9
 
-
-_A100 = "NVIDIA A100 Tensor Core GPU data sheet"
-_H100 = "NVIDIA H100 Tensor Core GPU data sheet"
-_H100_PCIE = "NVIDIA H100 PCIe GPU product brief"
-_H200 = "NVIDIA H200 Tensor Core GPU data sheet"
-_GH200 = "NVIDIA GH200 Grace Hopper Superchip data sheet"
-_B300 = "Glenn K. Lockwood, page of the B300"
-_GB200 = "NVIDIA GB200 NVL72, product page"
-_V100 = "NVIDIA V100 Tensor Core GPU data sheet"
-_P100 = "NVIDIA Tesla P100 GPU accelerator data sheet"
-_ADA = "NVIDIA Ada GPU architecture white paper"
-_AMPERE = "NVIDIA Ampere GA102 GPU architecture white paper"
-_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
-_A10 = "NVIDIA A10 Tensor Core GPU data sheet"
-_T4 = "NVIDIA T4 Tensor Core GPU data sheet"
-_L4 = "NVIDIA L4 Tensor Core GPU data sheet"
-_MI300X = "AMD Instinct MI300X accelerator data sheet"
 
 _LIGHTNING = (
     "read in Lightning Fabric, "
@@ -63,90 +45,83 @@ _ML_ENGINEERING = (
 )
 _PYTORCH = "read in PyTorch, https://github.com/pytorch/pytorch/blob/main/torch/_inductor/analysis/device_info.py"
 _TORCHTITAN = "read in torchtitan, https://github.com/pytorch/torchtitan/blob/main/torchtitan/tools/utils.py"
-_GLENN_LOCKWOOD = "Glenn K. Lockwood, https://glennklockwood.com/garden/processors/B300"
-_V100_PEAKS = f"NVIDIA V100 datasheet (1165301-r5), {_LIGHTNING}"
-_T4_PEAKS = f"NVIDIA T4 datasheet (951643), {_LIGHTNING}"
-_A10_PEAKS = f"NVIDIA A10 datasheet, {_LIGHTNING}"
-_A100_PEAKS = f"NVIDIA A100 datasheet (1758950-r4), {_LIGHTNING}"
-_ADA_PEAKS = f"NVIDIA Ada GPU architecture whitepaper (v2.1), {_LIGHTNING}"
-_L40S_PEAKS = f"NVIDIA L40S, {_ML_ENGINEERING}"
+_V100 = f"NVIDIA V100 datasheet (1165301-r5), {_LIGHTNING}"
+_T4 = f"NVIDIA T4 datasheet (951643), {_LIGHTNING}"
+_A10 = f"NVIDIA A10 datasheet, {_LIGHTNING}"
+_A100 = f"NVIDIA A100 datasheet (1758950-r4), {_LIGHTNING}"
+_ADA = f"NVIDIA Ada GPU architecture whitepaper (v2.1), {_LIGHTNING}"
+_L40S = f"NVIDIA L40S, {_ML_ENGINEERING}"
 _H100_PAGE = "NVIDIA, https://www.nvidia.com/en-us/data-center/h100/"
-_H100_PEAKS = f"{_H100_PAGE}, {_PYTORCH}"
-_H100_PCIE_PEAKS = f"NVIDIA H100 whitepaper, https://resources.nvidia.com/en-us-tensor-core, {_LIGHTNING}"
-_H100_NVL_PEAKS = f"{_H100_PAGE}, {_TORCHTITAN}"
-_H200_PEAKS = f"NVIDIA, https://www.nvidia.com/en-us/data-center/h200/, {_ML_ENGINEERING}"
-_H20_PEAKS = "NVIDIA H20, read in Hugging Face, https://huggingface.co/hardware/h20"
-_B200_PEAKS = f"NVIDIA, https://www.nvidia.com/en-us/data-center/hgx/, {_PYTORCH}"
-_B300_PEAKS = f"NVIDIA HGX B300, read in {_GLENN_LOCKWOOD}"
-_GB200_PEAKS = f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}"
-_MI300X_PEAKS = f"AMD Instinct MI300X data sheet, {_PYTORCH}"
+_H100 = f"{_H100_PAGE}, {_PYTORCH}"
+_H100_PCIE = f"NVIDIA H100 whitepaper, https://resources.nvidia.com/en-us-tensor-core, {_LIGHTNING}"
+_H100_NVL = f"{_H100_PAGE}, {_TORCHTITAN}"
+_H200 = f"NVIDIA, https://www.nvidia.com/en-us/data-center/h200/, {_ML_ENGINEERING}"
+_H20 = "NVIDIA H20, read in Hugging Face, https://huggingface.co/hardware/h20"
+_B200 = f"NVIDIA, https://www.nvidia.com/en-us/data-center/hgx/, {_PYTORCH}"
+_B300 = "NVIDIA HGX B300, read in Glenn K. Lockwood, https://glennklockwood.com/garden/processors/B300"
+_GB200 = f"NVIDIA GB200, one of its two GPUs, {_ML_ENGINEERING}"
+_MI300X = f"AMD Instinct MI300X data sheet, {_PYTORCH}"
 
+# Memory is by the data sheet of each GPU, but by NVIDIA's product brief of the H100 PCIe, its page of the GB200 NVL72,
+# its data sheets of the DGX B200 (1,440 GB of eight) and of the GH200 Grace Hopper Superchip, its white papers on the
+# architectures Ampere GA102, Ada and RTX Blackwell (GeForce), Amazon's page of EC2 G5 instances (A10G), Glenn K.
+# Lockwood's page of the B300, and Hugging Face's hardware page of the H20.
 # From the H100 on, NVIDIA publishes tensor-core figures with sparsity; here they are halved.
 _V100_SXM, _V100_PCIE = {"fp32": 15.7, "fp16": 125.0}, {"fp32": 14.0, "fp16": 112.0}
 _A100_FIGURES = {"fp32": 19.5, "tf32": 156.0, "bf16": 312.0}
-_A10_FIGURES = {"fp32": 31.2, "tf32": 62.5, "bf16": 125.0}
-_L4_FIGURES = {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0}
-_L40S_FIGURES = {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0}
-_H100_PCIE_FIGURES = {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0}
-# one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
-_H100_NVL_FIGURES = {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0}
 _HOPPER = {"fp32": 67.0, "tf32": 494.5, "bf16": 989.5}
-_B200_FIGURES = {"tf32": 1125.0, "bf16": 2250.0}  # fp32: sources disagree, 80 TFLOP/s and 75
-_B300_FIGURES = {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0}
-_GB200_FIGURES = {"fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0}
-# bf16: dense with fp32 accumulation (fp16 accumulation is no training)
-_RTX_4090_FIGURES = {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2}
-_MI300X_FIGURES = {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4}
 
 _DEVICES = (
-    KnownDevice("P100-12GB", 12, _P100, ("Tesla P100-PCIE-12GB",)),
-    KnownDevice("P100-16GB", 16, _P100, ("Tesla P100-PCIE-16GB", "Tesla P100-SXM2-16GB")),
-    KnownDevice("V100-16GB", 16, _V100, ("Tesla V100-SXM2-16GB",), _V100_PEAKS, _V100_SXM),
-    KnownDevice("V100-16GB-PCIe", 16, _V100, ("Tesla V100-PCIE-16GB",), _V100_PEAKS, _V100_PCIE),
-    KnownDevice("V100-32GB", 32, _V100, ("Tesla V100-SXM2-32GB",), _V100_PEAKS, _V100_SXM),
-    KnownDevice("V100-32GB-SXM3", 32, _V100, ("Tesla V100-SXM3-32GB",)),
-    KnownDevice("V100-32GB-PCIe", 32, _V100, ("Tesla V100-PCIE-32GB",), _V100_PEAKS, _V100_PCIE),
-    KnownDevice("T4-16GB", 16, _T4, ("Tesla T4",), _T4_PEAKS, {"fp32": 8.1, "fp16": 65.0}),
-    KnownDevice("A100-40GB", 40, _A100, ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100_PEAKS, _A100_FIGURES),
-    KnownDevice("A100-80GB", 80, _A100, ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), _A100_PEAKS, _A100_FIGURES),
-    KnownDevice("A2-16GB", 16, "NVIDIA A2 Tensor Core GPU data sheet", ("NVIDIA A2",)),
+    KnownDevice("P100-12GB", 12, ("Tesla P100-PCIE-12GB",)),
+    KnownDevice("P100-16GB", 16, ("Tesla P100-PCIE-16GB", "Tesla P100-SXM2-16GB")),
+    KnownDevice("V100-16GB", 16, ("Tesla V100-SXM2-16GB",), _V100, _V100_SXM),
+    KnownDevice("V100-16GB-PCIe", 16, ("Tesla V100-PCIE-16GB",), _V100, _V100_PCIE),
+    KnownDevice("V100-32GB", 32, ("Tesla V100-SXM2-32GB",), _V100, _V100_SXM),
+    KnownDevice("V100-32GB-SXM3", 32, ("Tesla V100-SXM3-32GB",)),
+    KnownDevice("V100-32GB-PCIe", 32, ("Tesla V100-PCIE-32GB",), _V100, _V100_PCIE),
+    KnownDevice("T4-16GB", 16, ("Tesla T4",), _T4, {"fp32": 8.1, "fp16": 65.0}),
+    KnownDevice("A100-40GB", 40, ("NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"), _A100, _A100_FIGURES),
+    KnownDevice("A100-80GB", 80, ("NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"), _A100, _A100_FIGURES),
+    KnownDevice("A2-16GB", 16, ("NVIDIA A2",)),
     # not the A10G, for which sources give 62.5 and 125 TFLOP/s in 16 bits
-    KnownDevice("A10-24GB", 24, _A10, ("NVIDIA A10",), _A10_PEAKS, _A10_FIGURES),
-    KnownDevice("A10G-24GB", 24, "Amazon EC2 G5 instances, product page", ("NVIDIA A10G",)),
+    KnownDevice("A10-24GB", 24, ("NVIDIA A10",), _A10, {"fp32": 31.2, "tf32": 62.5, "bf16": 125.0}),
+    KnownDevice("A10G-24GB", 24, ("NVIDIA A10G",)),
     # a board has four such GPUs
-    KnownDevice("A16-16GB", 16, "NVIDIA A16 GPU data sheet", ("NVIDIA A16",)),
-    KnownDevice("A30-24GB", 24, "NVIDIA A30 Tensor Core GPU data sheet", ("NVIDIA A30",)),
-    KnownDevice("A40-48GB", 48, "NVIDIA A40 data center GPU data sheet", ("NVIDIA A40",)),
-    KnownDevice("L4-24GB", 24, _L4, ("NVIDIA L4",), _ADA_PEAKS, _L4_FIGURES),
-    KnownDevice("L40-48GB", 48, "NVIDIA L40 GPU data sheet", ("NVIDIA L40",)),
-    KnownDevice("L40S-48GB", 48, "NVIDIA L40S GPU data sheet", ("NVIDIA L40S",), _L40S_PEAKS, _L40S_FIGURES),
-    KnownDevice("H100-80GB", 80, _H100, ("NVIDIA H100 80GB HBM3",), _H100_PEAKS, _HOPPER),
-    KnownDevice("H100-80GB-PCIe", 80, _H100_PCIE, ("NVIDIA H100 PCIe",), _H100_PCIE_PEAKS, _H100_PCIE_FIGURES),
-    KnownDevice("H100-94GB-NVL", 94, _H100, ("NVIDIA H100 NVL",), _H100_NVL_PEAKS, _H100_NVL_FIGURES),
-    KnownDevice("H200-141GB", 141, _H200, ("NVIDIA H200",), _H200_PEAKS, _HOPPER),
-    KnownDevice("H200-141GB-NVL", 141, _H200, ("NVIDIA H200 NVL",)),
-    KnownDevice("H20-96GB", 96, "Hugging Face, hardware page of the H20", ("NVIDIA H20",), _H20_PEAKS, {"bf16": 148.0}),
-    KnownDevice("GH200-96GB", 96, _GH200, ("NVIDIA GH200 480GB",)),
-    KnownDevice("GH200-144GB", 144, _GH200, ("NVIDIA GH200 144G HBM3e",)),
-    # 1,440 GB of eight
-    KnownDevice("B200-180GB", 180, "NVIDIA DGX B200 data sheet", ("NVIDIA B200",), _B200_PEAKS, _B200_FIGURES),
-    KnownDevice("B300-288GB", 288, _B300, ("NVIDIA B300 SXM6 AC",), _B300_PEAKS, _B300_FIGURES),
-    KnownDevice("GB200-186GB", 186, _GB200, ("NVIDIA GB200",), _GB200_PEAKS, _GB200_FIGURES),
-    KnownDevice("RTX-3080-10GB", 10, _AMPERE, ("NVIDIA GeForce RTX 3080",)),
-    KnownDevice("RTX-3090-24GB", 24, _AMPERE, ("NVIDIA GeForce RTX 3090",)),
-    KnownDevice("RTX-4080-16GB", 16, _ADA, ("NVIDIA GeForce RTX 4080",)),
-    KnownDevice("RTX-4090-24GB", 24, _ADA, ("NVIDIA GeForce RTX 4090",), _ADA_PEAKS, _RTX_4090_FIGURES),
-    KnownDevice("RTX-5080-16GB", 16, _BLACKWELL, ("NVIDIA GeForce RTX 5080",)),
-    KnownDevice("RTX-5090-32GB", 32, _BLACKWELL, ("NVIDIA GeForce RTX 5090",)),
-    KnownDevice("RTX-A5000-24GB", 24, "NVIDIA RTX A5000 data sheet", ("NVIDIA RTX A5000",)),
-    KnownDevice("RTX-A6000-48GB", 48, "NVIDIA RTX A6000 data sheet", ("NVIDIA RTX A6000",)),
-    KnownDevice("RTX-5000-Ada-32GB", 32, "NVIDIA RTX 5000 Ada Generation data sheet"),
-    KnownDevice("RTX-6000-Ada-48GB", 48, "NVIDIA RTX 6000 Ada Generation data sheet"),
-    KnownDevice("MI100-32GB", 32, "AMD Instinct MI100 accelerator data sheet"),
-    KnownDevice("MI210-64GB", 64, "AMD Instinct MI210 accelerator data sheet"),
+    KnownDevice("A16-16GB", 16, ("NVIDIA A16",)),
+    KnownDevice("A30-24GB", 24, ("NVIDIA A30",)),
+    KnownDevice("A40-48GB", 48, ("NVIDIA A40",)),
+    KnownDevice("L4-24GB", 24, ("NVIDIA L4",), _ADA, {"fp32": 30.3, "tf32": 60.0, "bf16": 121.0}),
+    KnownDevice("L40-48GB", 48, ("NVIDIA L40",)),
+    KnownDevice("L40S-48GB", 48, ("NVIDIA L40S",), _L40S, {"fp32": 91.6, "tf32": 183.0, "bf16": 362.0}),
+    KnownDevice("H100-80GB", 80, ("NVIDIA H100 80GB HBM3",), _H100, _HOPPER),
+    KnownDevice("H100-80GB-PCIe", 80, ("NVIDIA H100 PCIe",), _H100_PCIE, {"fp32": 51.2, "tf32": 378.0, "bf16": 756.0}),
+    # one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
+    KnownDevice("H100-94GB-NVL", 94, ("NVIDIA H100 NVL",), _H100_NVL, {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0}),
+    KnownDevice("H200-141GB", 141, ("NVIDIA H200",), _H200, _HOPPER),
+    KnownDevice("H200-141GB-NVL", 141, ("NVIDIA H200 NVL",)),
+    KnownDevice("H20-96GB", 96, ("NVIDIA H20",), _H20, {"bf16": 148.0}),
+    KnownDevice("GH200-96GB", 96, ("NVIDIA GH200 480GB",)),
+    KnownDevice("GH200-144GB", 144, ("NVIDIA GH200 144G HBM3e",)),
+    # fp32: sources disagree, 80 TFLOP/s and 75
+    KnownDevice("B200-180GB", 180, ("NVIDIA B200",), _B200, {"tf32": 1125.0, "bf16": 2250.0}),
+    KnownDevice("B300-288GB", 288, ("NVIDIA B300 SXM6 AC",), _B300, {"fp32": 75.0, "tf32": 1125.0, "bf16": 2250.0}),
+    KnownDevice("GB200-186GB", 186, ("NVIDIA GB200",), _GB200, {"fp32": 80.0, "tf32": 1250.0, "bf16": 2500.0}),
+    KnownDevice("RTX-3080-10GB", 10, ("NVIDIA GeForce RTX 3080",)),
+    KnownDevice("RTX-3090-24GB", 24, ("NVIDIA GeForce RTX 3090",)),
+    KnownDevice("RTX-4080-16GB", 16, ("NVIDIA GeForce RTX 4080",)),
+    # bf16: dense with fp32 accumulation (fp16 accumulation is no training)
+    KnownDevice("RTX-4090-24GB", 24, ("NVIDIA GeForce RTX 4090",), _ADA, {"fp32": 82.6, "tf32": 82.6, "bf16": 165.2}),
+    KnownDevice("RTX-5080-16GB", 16, ("NVIDIA GeForce RTX 5080",)),
+    KnownDevice("RTX-5090-32GB", 32, ("NVIDIA GeForce RTX 5090",)),
+    KnownDevice("RTX-A5000-24GB", 24, ("NVIDIA RTX A5000",)),
+    KnownDevice("RTX-A6000-48GB", 48, ("NVIDIA RTX A6000",)),
+    KnownDevice("RTX-5000-Ada-32GB", 32),
+    KnownDevice("RTX-6000-Ada-48GB", 48),
+    KnownDevice("MI100-32GB", 32),
+    KnownDevice("MI210-64GB", 64),
     # a module has two such devices
-    KnownDevice("MI250X-64GB", 64, "AMD Instinct MI250X accelerator data sheet"),
-    KnownDevice("MI300X-192GB", 192, _MI300X, ("AMD Instinct MI300X",), _MI300X_PEAKS, _MI300X_FIGURES),
+    KnownDevice("MI250X-64GB", 64),
+    KnownDevice("MI300X-192GB", 192, ("AMD Instinct MI300X",), _MI300X, {"fp32": 163.4, "tf32": 653.7, "bf16": 1307.4}),
 )
 KNOWN_DEVICES: Mapping[str, KnownDevice] = {device.name: device for device in _DEVICES}
 
@@ -204,30 +179,27 @@ class KnownLink:
     name: str
     gb_per_s: float
     latency_us: float
-    source: str
 
 
-_NVLINK = "NVIDIA NVLink and NVSwitch, product page, half of the figure for both directions"
-_PCIE = "PCI-SIG, PCI Express Base Specification, 128b/130b"
-_INFINIBAND = "InfiniBand Trade Association, roadmap, 4 lanes"
-_ETHERNET = "IEEE 802.3, line rate"
-
+# Bandwidth: of NVLink by NVIDIA's page of NVLink and NVSwitch, half of the figure for both directions; of PCIe by
+# PCI-SIG's Base Specification, 128b/130b; of InfiniBand by its trade association's roadmap, 4 lanes; of Ethernet by
+# IEEE 802.3, line rate.
 # Latency: NCCL's model of a ring with its protocol Simple (src/graph/tuning.cc, 2024): NVLink 3.4, PCIe 5.7, network 14
 # us. A ring over nodes with several GPUs goes over the network in few of its steps: 7 us, the geometric mean. Of
 # sockets over Ethernet NCCL has no figure: 30 us is ours.
 _LINKS = (
-    KnownLink("nvlink-3", 300, 3.4, _NVLINK),  # A100
-    KnownLink("nvlink-4", 450, 3.4, _NVLINK),  # H100, H200
-    KnownLink("nvlink-5", 900, 3.4, _NVLINK),  # B200
-    KnownLink("pcie-4", 31.5, 5.7, _PCIE),
-    KnownLink("pcie-5", 63.0, 5.7, _PCIE),
-    KnownLink("infiniband-hdr", 25, 7, _INFINIBAND),
-    KnownLink("infiniband-ndr", 50, 7, _INFINIBAND),
-    KnownLink("infiniband-xdr", 100, 7, _INFINIBAND),
-    KnownLink("ethernet-10g", 1.25, 30, _ETHERNET),
-    KnownLink("ethernet-25g", 3.125, 30, _ETHERNET),
-    KnownLink("ethernet-100g", 12.5, 30, _ETHERNET),
-    KnownLink("ethernet-400g", 50, 30, _ETHERNET),
+    KnownLink("nvlink-3", 300, 3.4),  # A100
+    KnownLink("nvlink-4", 450, 3.4),  # H100, H200
+    KnownLink("nvlink-5", 900, 3.4),  # B200
+    KnownLink("pcie-4", 31.5, 5.7),
+    KnownLink("pcie-5", 63.0, 5.7),
+    KnownLink("infiniband-hdr", 25, 7),
+    KnownLink("infiniband-ndr", 50, 7),
+    KnownLink("infiniband-xdr", 100, 7),
+    KnownLink("ethernet-10g", 1.25, 30),
+    KnownLink("ethernet-25g", 3.125, 30),
+    KnownLink("ethernet-100g", 12.5, 30),
+    KnownLink("ethernet-400g", 50, 30),
 )
 KNOWN_LINKS: Mapping[str, KnownLink] = {link.name: link for link in _LINKS}
 
