@@ -15,7 +15,7 @@ from harness.errors import ExperimentError
 
 def load_experiment(path: Path) -> Experiment:
     """Return the experiment in a file; raise ExperimentError, which lists every problem with its place."""
-    content, duplicates = yaml_source.read_with_duplicates(path)
+    content, duplicates = yaml_source.read_mapping(path)
     return parse_experiment(content, source=str(path), home=path.resolve().parent, problems=duplicates)
 
 

@@ -141,12 +141,7 @@ def dump(content: object, *, width: int | None = None, flow: bool | None = False
     )
 
 
-def read_mapping(path: Path) -> Mapping[str, object]:
-    """Return the file's top-level mapping; raise ExperimentError if it has none."""
-    return parse_mapping(read_text(path, MAX_BYTES), source=str(path))
-
-
-def read_with_duplicates(path: Path) -> tuple[Mapping[str, object], list[str]]:
+def read_mapping(path: Path) -> tuple[Mapping[str, object], list[str]]:
     """Return the file's top-level mapping and a problem for each key that appears twice; raise ExperimentError."""
     return _mapping(read_text(path, MAX_BYTES), str(path), MAX_NODES)
 

@@ -6,9 +6,10 @@ preferred, which starts the processes of a group once for all its trials.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
+from harness.config.experiment import Experiment
 from harness.config.sections import LOOKS, Throughput
 from harness.config.strategy_traits import BASE_STRATEGY
 from harness.config.values import variables_of
@@ -24,12 +25,24 @@ LEAST_CHECK_BATCH = 8
 """The smallest global batch of an equivalence check."""
 
 
-def twins(cells: Iterable[Cell], blocks: int, seed: int) -> list[Trial]:
-    """Return each base once more in every block (A/A test), in other processes."""
-    return _in_blocks("twin", base_cells(cells), range(blocks), seed)
+def with_diagnostics(trials: Sequence[Trial], experiment: Experiment, machine: Machine) -> list[Trial]:
+    """Return the runnable trials with their diagnostic trials, which are runnable too: they need no more devices."""
+    settings, seed = experiment.throughput, experiment.seed
+    cells = dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput")
+    trials = list(trials)
+    if settings and settings.twin:
+        trials += _in_blocks("twin", base_cells(cells), range(settings.most_blocks), seed)
+        trials += _all_threads(cells, machine, settings.most_blocks, seed)
+    if settings and settings.explain:
+        more = [cell for cell in explaining_cells(cells) if cell not in cells]
+        trials += _in_blocks("explain", more, range(settings.most_blocks), seed)
+        trials += _profiles(cells, settings.most_blocks, seed)
+        trials += _links_trials(trials, seed) if seconds_of_links(settings, machine.device) else []
+    trials = _with_checks(trials, seed) if experiment.equivalence else list(map(_checked_by_itself, trials))
+    return trials + doctor_trials(trials, seed) if experiment.preflight else trials
 
 
-def all_threads(cells: Iterable[Cell], machine: Machine, blocks: int, seed: int) -> list[Trial]:
+def _all_threads(cells: Iterable[Cell], machine: Machine, blocks: int, seed: int) -> list[Trial]:
     """Return each base on one CPU slot once more, with the threads of all slots of its node.
 
     What several devices of a node without GPUs have to beat. One base of a model, that of the largest batch, in as many
@@ -51,21 +64,14 @@ def all_threads(cells: Iterable[Cell], machine: Machine, blocks: int, seed: int)
     ]
 
 
-def explaining(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
-    """Return what the waterfall needs beside the grid: one device at the same per-device batch, bare and wrapped."""
-    there = set(cells)
-    return _in_blocks("explain", [cell for cell in explaining_cells(cells) if cell not in there], range(blocks), seed)
-
-
-def profiles(cells: Sequence[Cell], blocks: int, seed: int) -> list[Trial]:
+def _profiles(cells: Collection[Cell], blocks: int, seed: int) -> list[Trial]:
     """Return the profiles of the collectives of each cell on several devices whose strategy is explained by them.
 
     On GPUs all other cells are profiled too, in the first block: for the time in which the GPU is busy.
     A trial of its own, after the timed ones of its worker group: CUPTI may stay attached and slow what follows in the
     process. The collectives are the same under either launcher, so of two a cell is profiled under Ray.
     """
-    known = set(cells)
-    wanted = [cell for cell in cells if cell.launcher == "ray" or replace(cell, launcher="ray") not in known]
+    wanted = [cell for cell in cells if cell.launcher == "ray" or replace(cell, launcher="ray") not in cells]
     explained = [cell for cell in wanted if cell.traits.profiled_parts and cell.devices > 1]
     others = [
         cell for cell in wanted if cell.device == "cuda" and cell not in explained and not cell.traits.own_program
@@ -88,7 +94,7 @@ def _in_first_block(purpose: Purpose, cells: Iterable[Cell], trials: Iterable[Tr
     return _in_blocks(purpose, cells, [min((trial.block for trial in trials), default=0)], seed)
 
 
-def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
+def _with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     """Return the trials with the ids of their equivalence checks, then these checks and their references.
 
     The checks are in the first block.
@@ -105,7 +111,7 @@ def with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     return known + _in_first_block("equivalence", {**checks, **references}, trials, seed)
 
 
-def checked_by_itself(trial: Trial) -> Trial:
+def _checked_by_itself(trial: Trial) -> Trial:
     """Return a script's trial of several ranks, which records whether they are connected, as its own check."""
     own = trial.cell.traits.own_program and trial.cell.devices > 1
     return replace(trial, check_id=trial.cell.id) if own else trial
@@ -160,7 +166,7 @@ def seconds_of_links(settings: Throughput, device: str) -> float:
     return default if settings.links_seconds is None else settings.links_seconds
 
 
-def links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
+def _links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
     """Return the measurements of links and collectives: one in the first block for each placement of several devices.
 
     Placements whose processes are connected by NCCL and by gloo count as two; on a CPU all are connected by gloo.

@@ -212,30 +212,9 @@ def make_plan(
     trials = [trial for trial in trials if trial.cell not in impossible]
     reasons = {cell: reason_to_skip(cell, machine) for cell in {trial.cell for trial in trials}}
     skips = {trial: reason for trial in trials if (reason := reasons[trial.cell])}
-    runnable = _with_diagnostics([trial for trial in trials if trial not in skips], experiment, machine)
+    runnable = diagnostics.with_diagnostics([trial for trial in trials if trial not in skips], experiment, machine)
     groups = _worker_groups(runnable, experiment.seed)
     return Plan(experiment, inventory, machine, groups, skips, impossible, variants)
-
-
-def _with_diagnostics(trials: Sequence[Trial], experiment: Experiment, machine: Machine) -> list[Trial]:
-    """Return the runnable trials with their diagnostic trials."""
-    settings, seed = experiment.throughput, experiment.seed
-    cells = list(dict.fromkeys(trial.cell for trial in trials if trial.kind == "throughput"))
-    trials = list(trials)  # diagnostic trials of a runnable cell are runnable: they need no more devices
-    if settings and settings.twin:
-        trials += diagnostics.twins(cells, settings.most_blocks, seed)
-        trials += diagnostics.all_threads(cells, machine, settings.most_blocks, seed)
-    if settings and settings.explain:
-        trials += diagnostics.explaining(cells, settings.most_blocks, seed)
-        trials += diagnostics.profiles(cells, settings.most_blocks, seed)
-        trials += (
-            diagnostics.links_trials(trials, seed) if diagnostics.seconds_of_links(settings, machine.device) else []
-        )
-    if experiment.equivalence:
-        trials = diagnostics.with_checks(trials, seed)
-    else:
-        trials = list(map(diagnostics.checked_by_itself, trials))
-    return trials + diagnostics.doctor_trials(trials, seed) if experiment.preflight else trials
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
@@ -249,15 +228,8 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for trial in in_block:
             cell = trial.cell
             twin, variants = trial.purpose == "twin", tuple(filter(None, [cell.variant]))
-            key = GroupKey(
-                placements[cell],
-                cell.oversubscribed,
-                cell.launcher,
-                cell.backend,
-                twin,
-                variants,
-                variables_of(cell.env),
-            )
+            asked = (placements[cell], cell.oversubscribed, cell.launcher, cell.backend)
+            key = GroupKey(*asked, twin, variants, variables_of(cell.env))
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
         keys = sorted(by_key)

@@ -16,7 +16,7 @@ import yaml
 
 from harness.config.experiment import Experiment
 from harness.config.load import load_resolved, parse_experiment
-from harness.config.yaml_source import MAX_BYTES, dump, read_mapping
+from harness.config.yaml_source import MAX_BYTES, dump, parse_mapping, read_text
 from harness.errors import RunFolderError, WriteError, cause_of
 from harness.plan.planner import Plan
 from harness.plan.rows import Circumstances, Json, RecordedTrial, TrialLine
@@ -118,7 +118,7 @@ class RunFolder:
     def given(self) -> Experiment:
         """Return the experiment of the user's file, without the blocks that a resume has added."""
         source = self.path / "experiment.yaml"
-        return parse_experiment(read_mapping(source), source=str(source))
+        return parse_experiment(parse_mapping(read_text(source, MAX_BYTES), source=str(source)), source=str(source))
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -43,7 +43,7 @@ TRIAL_MOST_S = 0.5
 
 def experiment_of(batches: list[int], strategies: list[str], *, explained: bool) -> Experiment:
     """One block of the default experiment with these batch sizes and strategies, and the same steps whoever runs it."""
-    content = read_mapping(DEFAULT)
+    content, _ = read_mapping(DEFAULT)
     content["grid"] |= {"per_device_batch_size": batches, "strategy": strategies}
     content["exclude"] = [{"strategy": ["dp", "fsdp"], "devices": 1}]
     # windows of a fixed number of steps, and warm-ups of one length
