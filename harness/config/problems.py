@@ -182,32 +182,28 @@ def validate(
 
 
 def _without(content: Mapping[str, object], places: list[Place]) -> tuple[Mapping[str, object], set[Place]]:
-    """Return a copy without the innermost keys that hold these places, and the places of these keys."""
+    """Return a copy without the innermost keys that hold these places, and the places of these keys.
+
+    A place has parts that the file lacks, as the position of one value that may be a list.
+    """
     kept = deepcopy(dict(content))
-    keys = {key for place in places if (key := _innermost_key(kept, place))}
-    for *above, last in keys:
-        section: object = kept
-        for part in above:
-            section = _child(section, part)
-        if isinstance(section, dict):
-            section.pop(last, None)
+    holders: dict[Place, dict[str, object]] = {}
+    for place in places:
+        node: object = kept
+        path: Place = ()
+        innermost = None
+        for part in place:
+            if (child := _child(node, part)) is not ABSENT:
+                path = (*path, part)
+                if isinstance(node, dict) and isinstance(part, str):
+                    innermost = path, node
+                node = child
+        if innermost:
+            holders[innermost[0]] = innermost[1]
+    for path, section in holders.items():
+        section.pop(str(path[-1]), None)  # an alias is at several places
     kept |= {name: value for name, value in STAND_INS.items() if name not in kept}
-    return kept, keys | {(name,) for name in STAND_INS if name not in content}
-
-
-def _innermost_key(content: Mapping[str, object], place: Place) -> Place:
-    """Return the path of the innermost key along a place; a place has parts that the file lacks, as of one value."""
-    found: Place = ()
-    path: Place = ()
-    node: object = content
-    for part in place:
-        child = _child(node, part)
-        if child is ABSENT:
-            continue
-        node, path = child, (*path, part)
-        if isinstance(part, str):
-            found = path
-    return found
+    return kept, {*holders} | {(name,) for name in STAND_INS if name not in content}
 
 
 def _child(node: object, part: int | str) -> object:
