@@ -262,11 +262,8 @@ class Experiment(Strict):
 
     def option_axes(self) -> dict[str, tuple[PlainValue, ...]]:
         """Return every option of the sections beside the grid as an axis: ``optimizer.lr`` -> its values."""
-        by_section: dict[str, Mapping[str, PlainValue]] = {
-            name: getattr(self, attribute) for name, attribute in SHARED_SECTIONS.items()
-        }
-        by_section |= {"training": self.training.model_dump(), "loader": self.loader.model_dump()}
-        by_section |= self.strategy_options.model_dump()
+        given = self.model_dump(include={*SHARED_SECTIONS.values(), "strategy_options"})
+        by_section = {name: given[attribute] for name, attribute in SHARED_SECTIONS.items()} | given["strategy_options"]
         return {
             f"{section}.{option}": as_axis(value)
             for section, options in by_section.items()

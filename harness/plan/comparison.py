@@ -247,9 +247,7 @@ def varying_axes(cells: Sequence[Axes]) -> list[str]:
 
 def axis_value(axis: str, axes: Axes) -> object:
     """Return a cell's value on an axis or option, None if unset."""
-    if "." in axis:
-        return options_of(axes).get(axis)
-    return axes.get(axis)
+    return (options_of(axes) if "." in axis else axes).get(axis)
 
 
 def value_text(value: object) -> str:
@@ -303,10 +301,8 @@ def _held_fixed(axis: str, axes: Axes) -> str:
 
 
 def _key(value: object) -> Hashable:
-    """Return a missing value as None, a number as such and anything else as text."""
-    if value is None:
-        return None
-    return value if isinstance(value, bool | int | float | str) else json.dumps(value, default=str)
+    """Return a number, a text or a missing value as such, and anything else as text."""
+    return value if isinstance(value, bool | int | float | str | None) else json.dumps(value, default=str)
 
 
 def _order(axis: str, value: object, placements: Sequence[str]) -> tuple[object, ...]:
@@ -318,10 +314,9 @@ def _order(axis: str, value: object, placements: Sequence[str]) -> tuple[object,
         return (0, strategy_order(str(value)))
     if axis == "variant":
         return (0,)
-    if axis == "device_ids" and value in placements:
-        return (0, placements.index(str(value)))
-    if axis == "precision" and value in PRECISIONS:
-        return (0, PRECISIONS.index(value))
+    known: Sequence[object] = {"device_ids": placements, "precision": PRECISIONS}.get(axis, ())
+    if value in known:
+        return (0, known.index(value))
     if value is None or value == "none":
         return (0,)
     if isinstance(value, bool | int | float):

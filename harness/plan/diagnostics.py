@@ -21,6 +21,8 @@ from harness.plan.trial import Trial
 
 GPU_LINKS_S, CPU_LINKS_S = 5.0, 1.0
 """Default of ``throughput.links_seconds``: on CPU slots, whose links are the host's memory, runs are short."""
+FIRST = (0,)
+"""The block in which every runnable cell has a trial."""
 LEAST_CHECK_BATCH = 8
 """The smallest global batch of an equivalence check."""
 
@@ -76,7 +78,7 @@ def _profiles(cells: Collection[Cell], blocks: int, seed: int) -> list[Trial]:
     others = [
         cell for cell in wanted if cell.device == "cuda" and cell not in explained and not cell.traits.own_program
     ]
-    return _in_blocks("profile", explained, range(blocks), seed) + _in_blocks("profile", others, [0], seed)
+    return _in_blocks("profile", explained, range(blocks), seed) + _in_blocks("profile", others, FIRST, seed)
 
 
 def traces(cells: Sequence[Cell], block: int, seed: int, most_bytes: int) -> list[Trial]:
@@ -88,10 +90,6 @@ def traces(cells: Sequence[Cell], block: int, seed: int, most_bytes: int) -> lis
 def _in_blocks(purpose: Purpose, cells: Iterable[Cell], blocks: Iterable[int], seed: int) -> list[Trial]:
     cells = list(cells)
     return [Trial(cell, "diagnostic", block, seed, added=True, purpose=purpose) for block in blocks for cell in cells]
-
-
-def _in_first_block(purpose: Purpose, cells: Iterable[Cell], trials: Iterable[Trial], seed: int) -> list[Trial]:
-    return _in_blocks(purpose, cells, [min((trial.block for trial in trials), default=0)], seed)
 
 
 def _with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
@@ -108,7 +106,7 @@ def _with_checks(trials: Sequence[Trial], seed: int) -> list[Trial]:
     known = [replace(t, check_id=by_cell[t.cell].id) if t.cell in by_cell else t for t in trials]
     checks = dict.fromkeys(by_cell.values())
     references = dict.fromkeys(map(base_cell, checks))
-    return known + _in_first_block("equivalence", {**checks, **references}, trials, seed)
+    return known + _in_blocks("equivalence", {**checks, **references}, FIRST, seed)
 
 
 def _checked_by_itself(trial: Trial) -> Trial:
@@ -140,7 +138,7 @@ def doctor_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
         if (size := (cell.strategy, cell.devices, cell.variant)) not in sizes:
             chosen[cell] = None
             sizes.add(size)
-    return _in_first_block("doctor", chosen, trials, seed)
+    return _in_blocks("doctor", chosen, FIRST, seed)
 
 
 def _ray_first(trials: Iterable[Trial]) -> list[Cell]:
@@ -179,4 +177,4 @@ def _links_trials(trials: Iterable[Trial], seed: int) -> list[Trial]:
         without_links = without_links or cell.traits.own_program  # on whose GPUs nothing else runs
         if not without_links:
             chosen.setdefault((place(cell), cell.device == "cpu" or cell.backend == "gloo"), cell)
-    return _in_first_block("links", chosen.values(), trials, seed)
+    return _in_blocks("links", chosen.values(), FIRST, seed)

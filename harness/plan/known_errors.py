@@ -3,77 +3,62 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
-
-
-class KnownError(NamedTuple):
-    """``pattern`` is searched for in the message of an error, in lower case; ``remedy`` follows the words 'remedy:'."""
-
-    pattern: str
-    remedy: str
-
+from collections.abc import Mapping
 
 STATIC_GRAPH = "ddp.static_graph: [true] in the grid, or checkpoint(..., use_reentrant=False)"
-KNOWN_ERRORS = (
+KNOWN_ERRORS: Mapping[str, str] = {
     # re-entrant checkpointing, or a parameter that several parts of the graph share
-    KnownError(r"marked? (?:a variable|as) ready (?:only once|twice)|_set_static_graph", STATIC_GRAPH),
-    KnownError(
-        r"expected to have finished reduction in the prior iteration",
-        "ddp.find_unused_parameters: [true] in the grid if steps use different parameters, else freeze or "
-        "remove those that the loss never uses",
+    r"marked? (?:a variable|as) ready (?:only once|twice)|_set_static_graph": STATIC_GRAPH,
+    r"expected to have finished reduction in the prior iteration": (
+        "ddp.find_unused_parameters: [true] in the grid if steps use different parameters, else freeze or remove "
+        "those that the loss never uses"
     ),
-    KnownError(
-        r"modified by an inplace operation",
+    r"modified by an inplace operation": (
         "if it occurs under ddp alone, a second forward pass in loss() broadcasts buffers that the first saved: one "
-        "forward pass of both inputs together, or ddp.broadcast_buffers: [false] in the grid",
+        "forward pass of both inputs together, or ddp.broadcast_buffers: [false] in the grid"
     ),
-    KnownError(
-        r"does not support parameters with no gradients|mixed torch\.tensor and dtensor",
-        "fsdp gathers the parameters of a unit in the unit's forward: use them there only, or return the modules that "
-        "are used together from shard_units(model)",
+    r"does not support parameters with no gradients|mixed torch\.tensor and dtensor": (
+        "fsdp gathers the parameters of a unit in the unit's forward: use them there only, or return the modules "
+        "that are used together from shard_units(model)"
     ),
-    KnownError(
-        r"expects? uniform (?:original parameter )?dtype",
-        "parameters of one dtype in each module of shard_units(model); precision: [bf16] trains with float32 weights",
+    r"expects? uniform (?:original parameter )?dtype": (
+        "parameters of one dtype in each module of shard_units(model); precision: [bf16] trains with float32 weights"
     ),
-    KnownError(
-        r"re-initialize cuda in forked",
-        "tensors of a data set on the CPU: the harness moves each batch; or loader.workers: [0] in the grid",
+    r"re-initialize cuda in forked": (
+        "tensors of a data set on the CPU: the harness moves each batch; or loader.workers: [0] in the grid"
     ),
-    KnownError(
-        r"too many open files|received 0 items of ancdata",
+    r"too many open files|received 0 items of ancdata": (
         "ulimit -n 65536 before the command, or torch.multiprocessing.set_sharing_strategy('file_system') in the "
-        "module of the workload",
+        "module of the workload"
     ),
-    KnownError(
-        r"insufficient shared memory|bus error|unable to (?:open|write|allocate).*shared mem|/torch_\d+\S*: no space",
+    r"insufficient shared memory|bus error|unable to (?:open|write|allocate).*shared mem|/torch_\d+\S*: no space": (
         "more shared memory in the container (docker run --shm-size=8g; Kubernetes: an emptyDir of medium Memory at "
-        "/dev/shm), or loader.workers: [0] in the grid",
+        "/dev/shm), or loader.workers: [0] in the grid"
     ),
-    KnownError(
-        r"stack expects each tensor to be equal size|default_collate: batch must contain|not resizable",
+    r"stack expects each tensor to be equal size|default_collate: batch must contain|not resizable": (
         "a method collate(samples) of the workload that pads samples of different shape, or takes those that torch's "
-        "default cannot stack",
+        "default cannot stack"
     ),
-    KnownError(
-        r"default process group has not been initialized",
-        "collectives in loss() and forward only if torch.distributed.is_initialized(): single and dp need no group",
+    r"default process group has not been initialized": (
+        "collectives in loss() and forward only if torch.distributed.is_initialized(): single and dp need no group"
     ),
-    KnownError(
-        r"expected more than 1 value per channel",
-        "a larger per_device_batch_size, sync_batch_norm of ddp or fsdp, or GroupNorm",
+    r"expected more than 1 value per channel": (
+        "a larger per_device_batch_size, sync_batch_norm of ddp or fsdp, or GroupNorm"
     ),
-    KnownError(r"device-side assert", "device: cpu shows the line; often a label is beyond the number of classes"),
-    KnownError(r"torch\._dynamo|backendcompilerfailed|inductorerror", "compile: [false] measures the cell uncompiled"),
-    KnownError(r"duplicate gpu detected", "oversubscribe: true lets several ranks share a GPU, with gloo"),
-)
-"""The first that matches counts."""
+    r"device-side assert": "device: cpu shows the line; often a label is beyond the number of classes",
+    r"torch\._dynamo|backendcompilerfailed|inductorerror": "compile: [false] measures the cell uncompiled",
+    r"duplicate gpu detected": "oversubscribe: true lets several ranks share a GPU, with gloo",
+}
+"""Patterns that are searched for in the message of an error, in lower case, with what follows the words 'remedy:'.
+
+The first that matches counts.
+"""
 
 
 def remedy(message: str) -> str:
     """Return what mends an error with this message; empty if it is not known."""
     text = " ".join(message.lower().split())
-    return next((known.remedy for known in KNOWN_ERRORS if re.search(known.pattern, text)), "")
+    return next((known for pattern, known in KNOWN_ERRORS.items() if re.search(pattern, text)), "")
 
 
 def advice_on(message: str) -> str:
