@@ -156,11 +156,6 @@ def set_ids(axes: Mapping[str, object]) -> SetIds:
     }
 
 
-def beside_strategies(axes: Mapping[str, object]) -> bool:
-    """Return whether a cell is compared with other strategies: wrapped, and on several devices."""
-    return axes["strategy"] != BASE_STRATEGY and axes["devices"] != 1
-
-
 def options_of(axes: Mapping[str, object]) -> Mapping[str, object]:
     """Return the options among a cell's values; empty if there are none. Raises TypeError if they are no mapping."""
     options = axes.get("options") or {}
@@ -280,7 +275,7 @@ def _is_compared(axis: str, axes: Axes) -> bool:
     An option of a strategy is compared among cells of that strategy.
     """
     if axis == "strategy":
-        return beside_strategies(axes)
+        return axes["strategy"] != BASE_STRATEGY and axes["devices"] != 1
     if axis.endswith("batch_size"):
         return axis == batch_axis(axes.get("scaling"))
     return "." not in axis or axis in options_of(axes) or axis_value(axis, axes) is not None
