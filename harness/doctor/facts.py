@@ -72,14 +72,14 @@ def _tensors(item: object) -> Iterator[tuple[Tensor, str]]:
             yield tensor, f".{inner}"
 
 
-def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor]) -> list[str]:
-    """Return the names of the parameters that moved against the gradient they have; called before the optimizer steps.
+def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor], optimizer: torch.optim.Optimizer) -> list[str]:
+    """Return the names of the optimizer's parameters that moved against their gradient before it steps.
 
-    ``before``: this rank's values at the start of the step.
+    ``before``: this rank's values at the start of the step. Parameters of another optimizer move by that one alone.
     """
-    found = []
+    found, stepped = [], {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
-        if name in before and parameter.grad is not None:
+        if name in before and parameter.grad is not None and id(parameter) in stepped:
             moved = (local_part(parameter).detach() - before[name]).double()
             gradient = local_part(parameter.grad).double()
             lengths = float(moved.norm() * gradient.norm())

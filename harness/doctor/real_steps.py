@@ -183,7 +183,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
 
     def mark(point: Phase) -> None:
         if point == BACKWARD and not seen.losses:
-            seen.moved_by_hand = moved_by_hand(inner, before)
+            seen.moved_by_hand = moved_by_hand(inner, before, training.optimizer)
 
     batches, state_before = subject.stream(STEPS), digests_of_state(inner)
     seen.padded = padded_of([batch for _, batch in batches])
@@ -228,7 +228,7 @@ def _taken(
     def called(module: nn.Module, *_: object) -> None:
         seen.calls += module is outer
         seen.inner_calls += module is inner
-        seen.evaluates |= not inner.training
+        seen.evaluates |= module in (outer, inner) and not inner.training  # not of a copy, as an average of weights
 
     hooks = [module.register_forward_hook(called) for module in {outer, inner}]
     for share, batch in batches:

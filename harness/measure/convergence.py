@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
+from itertools import chain, count
 from typing import cast
 
 import torch
@@ -132,8 +132,10 @@ class Evaluator:
                 entry[1] += weight
             self._advance()
         model.train()
-        sums = self._ranks.sum([value for entry in totals.values() for value in entry])
-        return {name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(totals)}
+        # a rank may lack a metric, as that of a class which none of its samples has, or have them in another order
+        names = list(dict.fromkeys(chain(*self._ranks.gather(list(totals)))))
+        sums = self._ranks.sum([value for name in names for value in totals.get(name, (0.0, 0.0))])
+        return {name: (sums[2 * i], sums[2 * i + 1]) for i, name in enumerate(names)}
 
 
 def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:

@@ -89,18 +89,23 @@ class Frozen(Wrapper):
         """Return the workload's loss; raise SkipTrial if it fails in eval mode, in which some models have none."""
         model.training &= not self.evaluates  # the flag of a wrapper; that of the model inside it is set already
         try:
-            return as_loss(self.inner.loss(model, batch))
+            total, weight = as_loss(self.inner.loss(model, batch))
         except Exception as error:
             if not self.evaluates or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = f"loss() fails in eval mode: {type(error).__name__}: {error}"
             raise SkipTrial(SkipReason("evaluation_fails", reason)) from error
+        if self.evaluates and torch.is_grad_enabled() and not total.requires_grad:
+            raise SkipTrial(SkipReason("evaluation_fails", "loss() has no gradient in eval mode"))
+        return total, weight
 
 
 def acts_by_mode(module: nn.Module) -> bool:
     """Return whether a layer acts differently in train mode: by dropout or batch statistics."""
     rate = getattr(module, "dropout", None)  # of recurrent layers and attention
-    return isinstance(module, (_DropoutNd, *NORMS)) or (isinstance(rate, float) and rate > 0)
+    if isinstance(module, _DropoutNd):
+        rate = module.p
+    return isinstance(module, NORMS) or (isinstance(rate, float | int) and rate > 0)
 
 
 def in_comparable_mode(

@@ -289,13 +289,13 @@ def of_all_ranks(ranks: Sequence[tuple[list[WindowRow], list[Seconds]]]) -> list
 
 
 def step_columns(rank: int, windows: Sequence[Window]) -> StepColumns:
-    """Return one row per step of one rank, in columns, with what the steps report; ``loss`` is over their weight."""
+    """Return one row per step of one rank, in columns, with what the steps report; ``loss`` is over ``weight``."""
     parts: list[StepColumns] = []
     for index, window in enumerate(windows):
         if window.kind in STEPPED:
-            reported = {name: np.array(values) for name, values in window.values.items() if name != "weight"}
+            reported = {name: np.array(values, dtype=float) for name, values in window.values.items()}
             if reported:
-                reported["loss"] /= np.maximum(window.values["weight"], 1.0)
+                reported["loss"] /= np.maximum(reported["weight"], 1.0)
             parts.append(
                 {
                     "rank": np.full(window.steps, rank),
@@ -316,7 +316,8 @@ def recorded(
     """Return all ranks' windows, the steps that are kept of all ranks, and each rank's steps; complete on rank 0."""
     gathered = ranks.gather_to_first((window_rows(ranks.rank, windows), step_columns(ranks.rank, windows)))
     by_rank = [steps for _, steps in gathered]
-    kept = joined(by_rank) if keep_steps == "all" else of_slowest(by_rank)
+    own = [{name: values for name, values in steps.items() if name != "weight"} for steps in by_rank]
+    kept = joined(own) if keep_steps == "all" else of_slowest(by_rank)
     return tuple(row for rows, _ in gathered for row in rows), kept, by_rank
 
 
@@ -331,7 +332,7 @@ def of_slowest(by_rank: Sequence[StepColumns]) -> StepColumns:
     """Return one row per step from those of all ranks, which took the same steps.
 
     ``step_s`` and ``rank``: of the rank whose step was longest; ``wait_s`` and ``wait_rank``: of the rank that waited
-    longest for data; ``mean_s``, and of all that steps report: the mean over ranks.
+    longest for data; ``mean_s``: the mean over ranks; of all that steps report: the mean by the ranks' weights.
     """
     first, *_ = by_rank
     if not first:
@@ -347,7 +348,15 @@ def of_slowest(by_rank: Sequence[StepColumns]) -> StepColumns:
         "wait_s": wait_s[waiting, at],
         "wait_rank": waiting,
     }
-    reported = {name: np.mean([columns[name] for columns in by_rank], axis=0) for name in first if name not in known}
+    if "weight" not in first:  # a script's
+        return known
+    weights = np.stack([columns["weight"] for columns in by_rank])
+    part = weights / np.maximum(weights.sum(axis=0), 1.0)
+    reported = {
+        name: (part * np.stack([columns[name] for columns in by_rank])).sum(axis=0)
+        for name in first
+        if name not in known and name != "weight"
+    }
     return {**known, **reported}
 
 

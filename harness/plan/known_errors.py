@@ -9,6 +9,10 @@ STATIC_GRAPH = "ddp.static_graph: [true] in the grid, or checkpoint(..., use_ree
 KNOWN_ERRORS: Mapping[str, str] = {
     # re-entrant checkpointing, or a parameter that several parts of the graph share
     r"marked? (?:a variable|as) ready (?:only once|twice)|_set_static_graph": STATIC_GRAPH,
+    r"torch\.utils\.checkpoint: .*(?:recomput|different)": (
+        "a checkpointed part that computes the same the second time: no branch in it by Python's random, by a state or "
+        "by the rank"
+    ),
     r"expected to have finished reduction in the prior iteration": (
         "ddp.find_unused_parameters: [true] in the grid if steps use different parameters, else freeze or remove "
         "those that the loss never uses"

@@ -21,7 +21,7 @@ Each run has one folder, `results/<experiment>/<time>-<id>/`. This page is gener
 | `environment.jsonl` | each worker group's nodes (hardware, versions, threads, variables), and the run's invocations |
 | `trials.jsonl` | one line per attempt at a trial, written at its end: a trial is finished once its line is on disk |
 | `raw/<trial>-<attempt>-ranks.json` | one trial's ranks and windows; its line has their numbers |
-| `raw/<trial>-<attempt>.parquet` | one trial's steps (by default those of the slowest rank), its epochs, or its equivalence check's update |
+| `raw/<trial>-<attempt>.parquet` | one trial's steps, its epochs, or its equivalence check's update |
 | `steps.parquet`, `epochs.parquet`, `checks.parquet` | the rows of all trials, gathered from `raw/` |
 | `by_rank.jsonl` | the ranks and windows of all trials, gathered from `raw/` |
 | `tables/*.csv`, `figures/`, `report.html` | rebuilt by `harness report RUN_FOLDER`; a table without rows has no file |

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import Subset, TensorDataset, random_split
 
 from tests.doctor.faulty_steps import CountsPadding, GeneratorInAModule, area
@@ -129,6 +130,23 @@ class FewValues(ProperSplit):
         return train, validation
 
 
+class AveragedWeights(Healthy):
+    """A copy of the model, whose weights are an average and which evaluates."""
+
+    epochs = True
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        if not step:
+            self.average = AveragedModel(model)
+        self.average.update_parameters(model)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        average = getattr(self, "average", model)
+        average.eval()
+        return {"accuracy": ((average(x).argmax(dim=1) == y).sum(), len(y))}
+
+
 class EverySecondSample(Healthy):
     """A part of the data on purpose."""
 
@@ -209,7 +227,7 @@ HEALTHY: list[tuple[type[Healthy], str]] = [
     *product((ProperSplit, SplitSlices, FewValues), ("single",)),
     *product((MetricsThatAdd,), ("single", "ddp")),
     *product((MetricsThatDraw, MasksInCollate), ("single",)),
-    *product((FrozenBackbone, KeepsItsLastOutput), ("ddp",)),
+    *product((FrozenBackbone, KeepsItsLastOutput, AveragedWeights), ("ddp",)),
     (EverySecondSample, "dp"),
     *product((SlowlyOpened,), ("single",)),
     (NoiseOfEachRank, "ddp"),

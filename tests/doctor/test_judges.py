@@ -276,13 +276,15 @@ def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of
 
 def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:
     model = nn.Linear(4, 1, bias=False)
+    ours, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(nn.Linear(4, 1).parameters(), 0.1)
     before = {"weight": model.weight.detach().clone()}
     model.weight.grad = torch.tensor([[1.0, 2.0, 0.0, -1.0]])
-    assert moved_by_hand(model, before) == []
+    assert moved_by_hand(model, before, ours) == []
     model.weight.data.sub_(0.01 * model.weight.grad)
-    assert moved_by_hand(model, before) == ["weight"]
+    assert moved_by_hand(model, before, ours) == ["weight"]
+    assert moved_by_hand(model, before, other) == []  # an optimizer of the workload's own steps it
     model.weight.data.copy_(before["weight"] + torch.tensor([[2.0, -1.0, 3.0, 0.0]]))  # across the gradient
-    assert moved_by_hand(model, before) == []
+    assert moved_by_hand(model, before, ours) == []
 
 
 def test_eval_mode_matters_if_a_layer_depends_on_it_and_batch_statistics_need_two_samples_a_device() -> None:

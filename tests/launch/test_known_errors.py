@@ -68,6 +68,15 @@ def two_dtypes() -> None:
     model(torch.ones(2, 4))
 
 
+def other_the_second_time() -> None:
+    taken = iter((True, False))
+
+    def part(x: torch.Tensor) -> torch.Tensor:
+        return x.sin().cos() if next(taken) else x
+
+    checkpoint(part, torch.ones(2, requires_grad=True), use_reentrant=False).sum().backward()
+
+
 @pytest.mark.parametrize(
     ("raises", "names"),
     [
@@ -78,6 +87,7 @@ def two_dtypes() -> None:
         (lambda: default_collate([torch.ones(3), torch.ones(4)]), "collate(samples)"),
         (lambda: default_collate([object()]), "collate(samples)"),
         (lambda: nn.BatchNorm1d(3)(torch.ones(1, 3)), "a larger per_device_batch_size"),
+        (other_the_second_time, "the second time"),
     ],
 )
 def test_an_error_of_torch_has_the_remedy_in_the_row_of_its_trial(

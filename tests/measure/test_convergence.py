@@ -8,10 +8,12 @@ import random
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import count, islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +24,7 @@ from torch.utils.data import TensorDataset
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
 from harness.measure import convergence
-from harness.measure.convergence import COLLECT_STEPS, MOST_RECORDED, Epochs, StepLosses
+from harness.measure.convergence import COLLECT_STEPS, MOST_RECORDED, Epochs, Evaluator, StepLosses
 from harness.measure.stepper import TrainingData
 from harness.measure.window import HostTimer, measure_window
 from harness.plan.cell import Cell
@@ -31,6 +33,7 @@ from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share
 from harness.train.ranks import Ranks
 from harness.train.training import Training
+from tests.benchmarks.thread_ranks import Meeting, ThreadRanks
 
 pytestmark = pytest.mark.usefixtures("no_group")
 
@@ -204,6 +207,27 @@ def test_metrics_of_the_training_set_count_each_sample_once_and_not_on_the_clock
     (row,) = epochs_of(CELL, 1, workload=Accurate(0.0), train=train, train_metrics=wanted).rows
     assert row.get("train_accuracy") == (0.25 if wanted else None) and "val_accuracy" in row
     assert {name for name in row if name.startswith("train_")} - {"train_accuracy"} == {"train_s", "train_loss"}
+
+
+def test_metrics_of_the_ranks_are_added_by_name_whatever_their_order_and_what_a_rank_lacks() -> None:
+    counted: list[list[dict[str, Any]]] = [
+        [{"loss": (1.0, 2.0), "of_a": (1.0, 2.0)}, {"of_b": (3.0, 3.0), "loss": (3.0, 2.0)}],
+        [{"of_b": (1.0, 5.0), "loss": (4.0, 4.0)}],
+    ]
+    meeting = Meeting(2)
+
+    def means(rank: int) -> dict[str, float]:
+        ranks = ThreadRanks(rank, 2, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),), meeting=meeting)
+        batches = lambda dataset: ((None, batch) for batch in counted[rank])  # noqa: E731
+        data: Any = SimpleNamespace(ranks=ranks, copier=lambda: lambda batch: batch, batches_once=batches)
+        data.validation, data.workload = None, object()
+        training: Any = SimpleNamespace(model=nn.Linear(1, 1), evaluate=lambda batch, share: batch)
+        training.derived = lambda means: {}
+        return Evaluator(training, data, lambda: None).evaluate()
+
+    with ThreadPoolExecutor(2) as threads:
+        first, second = threads.map(means, range(2))
+    assert first == second == {"val_loss": 1.0, "val_of_a": 0.5, "val_of_b": 0.5}
 
 
 def test_of_a_long_training_every_second_or_third_step_is_kept() -> None:

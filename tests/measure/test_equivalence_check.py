@@ -206,6 +206,20 @@ def test_losses_of_train_mode_alone_are_compared_if_nothing_acts_by_mode_and_els
     for in_eval_mode in (InTrainModeAlone(nn.Dropout(0.1)), InTrainModeAlone(nn.BatchNorm1d(8)), at_random):
         with pytest.raises(SkipTrial, match=r"^loss\(\) fails in eval mode: KeyError: 'loss'$"):
             sketches_of(BASE, in_eval_mode)
+    same = InTrainModeAlone(nn.Dropout(0.0))  # which acts alike in both modes
+    assert max(differences(sketches_of(replicated(BASE), same), sketches_of(BASE, same)).values()) < 1e-4
+
+
+class ZeroInEvalMode(InTrainModeAlone):
+    """As torchvision's detectors, whose losses are an empty dictionary in eval mode."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        return super().loss(model, batch) if model.training else (torch.tensor(0.0), torch.tensor(float(len(batch[0]))))
+
+
+def test_a_loss_without_a_gradient_in_eval_mode_is_not_compared() -> None:
+    with pytest.raises(SkipTrial, match=r"^loss\(\) has no gradient in eval mode$"):
+        sketches_of(BASE, ZeroInEvalMode(nn.Dropout(0.1)))
 
 
 class FunctionalDropout(Small):

@@ -334,6 +334,9 @@ def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept()
     assert kept["wait_rank"].tolist()[::2] == [1, 0]
     np.testing.assert_equal(kept["loss"], [1.0, 1.0, nan])  # a loss of one rank that is not finite shows
     assert kept["grad_norm"].tolist() == [3.0, 2.0, 0.5] and "weight" not in kept  # whatever a step reports
+    tokens = [timed([1.0], [0.0], [total], weight=[weight]) for total, weight in ((9.0, 1.0), (22.0, 11.0))]
+    (loss,) = of_slowest([step_columns(rank, [window]) for rank, window in enumerate(tokens)])["loss"]
+    assert loss == pytest.approx(31.0 / 12.0)  # of the batch, whose tokens the ranks do not share evenly
     of_script = Window("timed", 3.0, [1.0, 2.0], [0.0, 0.0], {}, {}, 1.0)
     assert list(step_columns(0, [of_script])) == ["rank", "window", "step", "warmup", "step_s", "wait_s"]
     assert of_slowest([{}, {}]) == {}
