@@ -9,12 +9,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
 import warnings
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,6 +26,7 @@ from harness.errors import ExportError
 from harness.report.row import Row, is_missing, number, rows_of, texts
 from harness.report.sentence import Context
 from harness.report.verdict import make_verdict, verdict_lines
+from harness.system.process import variables
 from harness.system.sanitize import redact_text
 
 if TYPE_CHECKING:
@@ -79,7 +78,7 @@ class MlflowRun(NamedTuple):
 def export_to_mlflow(results: Results, target: str) -> str:
     """Export a run to a tracking URI or a folder; return a sentence on what was done. Raises ExportError."""
     uri = tracking_uri(target)
-    with _settings():
+    with variables(SETTINGS), warnings.catch_warnings(action="ignore"):
         try:
             from mlflow import MlflowClient
         except ImportError as error:
@@ -123,19 +122,6 @@ def tracking_uri(target: str) -> str:
         )
     is_uri = parts.scheme or target.startswith("databricks")
     return target if is_uri else Path(target).absolute().as_uri()
-
-
-@contextmanager
-def _settings() -> Iterator[None]:
-    """Set the variables that MLflow reads, and ignore its warnings."""
-    added = {name: value for name, value in SETTINGS.items() if name not in os.environ}
-    os.environ.update(added)
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            yield
-    finally:
-        for name in added:
-            os.environ.pop(name, None)
 
 
 def _export(client: MlflowClient, results: Results, whole: MlflowRun, cells: Sequence[MlflowRun]) -> bool:
