@@ -1,6 +1,6 @@
 """What a report of many ranks leaves out or holds otherwise changes no number: the same run, both ways.
 
-Steps of the slowest rank alone, as recorded by default, against all ranks' steps; rows by column, and some at a time.
+Steps of the slowest rank alone, as recorded by default, against all ranks' steps; and some rows at a time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pandas.testing import assert_frame_equal
 
 from harness.analysis import phases, trials
 from harness.analysis.results import TABLES, Results, load
-from harness.record import lines
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.benchmarks import scale
@@ -52,10 +51,9 @@ def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, mo
     make_up_ranks(40, monkeypatch.setattr)
     results = kept("slowest", tmp_path, 4)
     expected = {name: getattr(results, name) for name in TABLES}
-    for module, name in ((lines, "MANY"), (phases, "ROWS"), (trials, "ROWS")):
-        monkeypatch.setattr(module, name, 3)
+    for module in (phases, trials):
+        monkeypatch.setattr(module, "ROWS", 3)
     few = load(results.folder.path)
-    assert isinstance(few.lines[0]["windows"], lines.Rows)
     for name, table in expected.items():
         assert_frame_equal(getattr(few, name), table, check_exact=True, obj=name)
 

@@ -58,7 +58,7 @@ def trials(lines: Lines, times: StepTimes, of_ranks: pd.DataFrame | None = None)
     ``of_ranks``: ``windows(lines)``, if that is there already.
     """
     labels = labels_of(lines)
-    cells = {(line["cell_id"], line["facts"].get("link")): line for line in lines}
+    cells = {(line["cell_id"], line["facts"].get("link")): line for line in reversed(lines)}
     named = {key: label_columns({**line, "link": key[1]}, labels) for key, line in cells.items()}
     rows = [{**trial_row(line), **named[line["cell_id"], line["facts"].get("link")]} for line in lines]
     frame = TRIALS.frame(rows).drop(columns=["step_s", "wait_fraction"])
