@@ -61,7 +61,9 @@ class StepRecorder(probe.Recorder):
         self._trained = 0
         """The steps and backward passes so far, of which an evaluation has none."""
         self._paused_at: float | None = None
-        self._by_probe = self._done = self._sent = self._validates = False
+        self._by_probe = self._done = self._validates = False
+        self.measured = False
+        """Whether the last window, or the script, has ended."""
         self._may_go_on = threading.Event()
         self._may_go_on.set()
         self._late: int | None = None
@@ -93,7 +95,7 @@ class StepRecorder(probe.Recorder):
         """Send steps until the schedule arrives, those of a training until its end; return if the parent is gone."""
         sent, named = 0, False
         with suppress(OSError, EOFError):
-            while not named or (self._reports and not self._sent):
+            while not named or (self._reports and not self.measured):
                 if named:
                     time.sleep(TICK_S)  # what the parent sends now is for the thread that trains
                 elif self._parent.poll(TICK_S):
@@ -282,25 +284,20 @@ class StepRecorder(probe.Recorder):
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             self._connected = max(self._connected, torch.distributed.get_world_size())
 
-    @property
-    def measured(self) -> bool:
-        """Whether the last window has ended."""
-        return self._sent
-
     def finish(self) -> None:
         """Send all steps after the script has ended by itself."""
-        if self._sent:
+        if self.measured:
             self._not_profiled()
         else:
             self._send_all(by_itself=True)
 
     def _send_all(self, *, by_itself: bool) -> None:
         self._send(messages.Finished(self._steps, self.facts(), by_itself, self._late, self._reports))
-        self._sent = True
+        self.measured = True
 
     def fail(self, kind: str, message: str) -> None:
         """Send the error that ended the script, unless that was after the last window."""
-        if self._sent:
+        if self.measured:
             self._not_profiled()
         else:
             self._send(messages.Raised(kind, message, len(self._steps.ended)))
