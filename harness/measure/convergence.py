@@ -183,12 +183,11 @@ class StepLosses:
         rates: Sequence[float],
     ) -> None:
         """Add an epoch: the sum of the losses and the weight of each step by rank, and the rate of each step."""
-        by_step = zip(zip(*losses, strict=True), zip(*weights, strict=True), rates, strict=True)
-        for step, (sums, counts, rate) in enumerate(by_step, start=steps_before + 1):
-            if (step - 1) % self.every == 0:
-                row = {"epoch": epoch, "step": step, "loss": sum(sums) / max(sum(counts), 1.0), "learning_rate": rate}
-                for name, value in row.items():
-                    self.columns[name].append(value)
+        for place in range(-steps_before % self.every, len(rates), self.every):
+            loss = sum(each[place] for each in losses) / max(sum(each[place] for each in weights), 1.0)
+            row = {"epoch": epoch, "step": steps_before + place + 1, "loss": loss, "learning_rate": rates[place]}
+            for name, value in row.items():
+                self.columns[name].append(value)
 
 
 class Epochs:
