@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -26,6 +25,11 @@ from harness.system.process import no_garbage_collection
 from harness.train.ranks import Cache
 from harness.train.strategies.dp import scatter
 
+Explanation = tuple[list[Window], TrialFacts, tuple[ExchangeRow, ...]]
+"""Further windows of one rank, columns that the trial's row gains, and the exchanges of a step.
+
+FLOPs, peaks and exchanges are rank 0's.
+"""
 Loss = Callable[[nn.Module, object], Tensor]
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
 TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
@@ -98,18 +102,6 @@ def _backward(losses: Sequence[Tensor]) -> None:
     torch.stack([loss.to(first) for loss in losses]).sum().backward()
 
 
-@dataclass(frozen=True)
-class Explanation:
-    """Further windows of one rank, columns that the trial's row gains, and the exchanges of a step.
-
-    FLOPs, peaks and exchanges are rank 0's.
-    """
-
-    windows: tuple[Window, ...] = ()
-    facts: TrialFacts = field(default_factory=TrialFacts)
-    exchanges: tuple[ExchangeRow, ...] = ()
-
-
 def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exchanges: bool = False) -> Explanation:
     """Measure what the timed windows do not show: steps without exchange, replicas, FLOPs and the device's peak.
 
@@ -132,7 +124,7 @@ def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exc
         facts = {**facts, **others, **({"exchange_s": exchange_s} if exchange_s else {})}
     # without those windows nothing is predicted
     recorded = record_exchanges(stepper) if exchanges and windows else ()
-    return Explanation(tuple(windows), facts, recorded)
+    return windows, facts, recorded
 
 
 def _without_exchange(stepper: Stepper, steps: int, *, detailed: bool) -> tuple[list[Window], TrialFacts]:

@@ -155,15 +155,15 @@ def throughput(context: TrialContext) -> TrialResult:
     if context.trial.repeats:
         return measured
     context.keep(measured)
-    explanation = _explanation(context, stepper, speed)
-    rows = window_rows(context.ranks.rank, explanation.windows, first=len(speed.windows))
-    of_ranks = context.ranks.gather_to_first((rows, step_seconds(explanation.windows)))
+    further, explained, exchanges = _explanation(context, stepper, speed)
+    rows = window_rows(context.ranks.rank, further, first=len(speed.windows))
+    of_ranks = context.ranks.gather_to_first((rows, step_seconds(further)))
     return replace(
         measured,
-        facts={**measured.facts, **explanation.facts},
+        facts={**measured.facts, **explained},
         steps_s=stepper.spent_s,
         windows=(*measured.windows, *of_all_ranks(of_ranks)),
-        exchanges=explanation.exchanges,
+        exchanges=exchanges,
     )
 
 
@@ -189,7 +189,7 @@ def _explanation(context: TrialContext, stepper: Stepper, speed: ThroughputMeasu
         if context.ranks.world_size > 1:  # the other ranks are in a collective that this one would not join
             raise
         context.device_failed = is_device_error(error)
-        return Explanation(facts={"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"})
+        return [], {"explain_error": f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"}, ()
     finally:
         context.parts["explaining steps"] = stepper.spent_s - before
         context.parts["explain"] -= context.parts["explaining steps"]

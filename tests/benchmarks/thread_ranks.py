@@ -146,7 +146,7 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
     def explained(context: TrialContext, *arguments: object) -> Explanation:
         random = np.random.default_rng(context.ranks.rank)
         kinds: Any = ("alone", "together", "alone", "together")
-        return Explanation(tuple(window(random, kind, steps // 8) for kind in kinds), {"flops_per_unit": 1e9})
+        return [window(random, kind, steps // 8) for kind in kinds], {"flops_per_unit": 1e9}, ()
 
     held = ("peak_memory_bytes", "peak_reserved_bytes", "parameter_bytes", "gradient_bytes", "optimizer_bytes")
     of_rank = {**dict.fromkeys((*held, "resident_bytes", "build_peak_bytes"), 2**30), "settings": "", "processors": ""}

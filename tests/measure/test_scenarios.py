@@ -124,7 +124,7 @@ def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeyp
 
     def explain(*arguments: Any, exchanges: bool) -> Explanation:
         asked.append(exchanges)
-        return Explanation()
+        return [], {}, ()
 
     monkeypatch.setattr(scenarios, "explain", explain)
     for block in (0, 1):
