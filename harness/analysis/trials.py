@@ -144,7 +144,8 @@ def cells(
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
         in_pilot = sum(row.block < (pilot or 0) for row in group)
-        speed = geometric_mean([float(row.throughput_per_s) for row in group], pilot=in_pilot)
+        by_block = sorted(group, key=lambda row: row.block)  # a resumed run has measured them in another order
+        speed = geometric_mean([float(row.throughput_per_s) for row in by_block], pilot=in_pilot)
         rows.append(
             {
                 **columns_of(first, "cell_id", "added", "parameters", "unit", *DESCRIPTION),

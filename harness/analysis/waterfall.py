@@ -358,7 +358,7 @@ def _rows(ratio: Row, losses: Mapping[int, StepLoss], pilot: int | None) -> list
     rows: list[AnyRow] = [{**named, "position": 0, "part": "ideal", "part_s": ideal_s, "blocks": ratio.blocks, **ideal}]
     left = 1.0 - efficiency
     for position, part in enumerate(PARTS, 1):
-        seconds = {block: loss.bars[part] for block, loss in losses.items() if part in loss.bars}
+        seconds = {block: loss.bars[part] for block, loss in sorted(losses.items()) if part in loss.bars}
         if not seconds:
             continue
         estimate = mean_interval(list(seconds.values()), pilot=sum(block < (pilot or 0) for block in seconds))

@@ -147,6 +147,13 @@ def test_the_last_trial_that_measured_counts(first: dict[str, Any], second: dict
     assert outcomes[["outcome", "trials"]].to_numpy().tolist() == [[lines[1]["outcome"], 1]]
 
 
+def test_the_pilot_of_a_cell_is_its_first_blocks_in_whatever_order_they_were_measured() -> None:
+    lines = [line("single", block=block, rates=(100.0 + block**3,)) for block in range(5)]
+    in_order, resumed = (trial_tables.cells(trials_of(each), steps_of(each), pilot=3) for each in (lines, lines[::-1]))
+    plain = trial_tables.cells(trials_of(lines), steps_of(lines))
+    assert in_order["high"].iloc[0] == pytest.approx(resumed["high"].iloc[0]) != pytest.approx(plain["high"].iloc[0])
+
+
 def test_cells_summarise_blocks_geometrically_and_come_in_the_order_of_the_strategies() -> None:
     lines = [line("single", block=block, rates=(rate,)) for block, rate in enumerate((100.0, 400.0, 200.0))]
     cell = trial_tables.cells(trials_of(lines), steps_of(lines)).iloc[0]
