@@ -99,10 +99,7 @@ GridPoint = Mapping[str, Any]
 
 
 def expand(
-    experiment: Experiment,
-    machine: Machine,
-    own_traits: TraitsByName = NO_TRAITS,
-    variants: Variants = NO_VARIANTS,
+    experiment: Experiment, machine: Machine, own_traits: TraitsByName = NO_TRAITS, variants: Variants = NO_VARIANTS
 ) -> Cells:
     """Return every cell once, in the order of the file; raise ExperimentError if none is left.
 

@@ -179,10 +179,7 @@ def least_warmup_s(settings: Throughput, device: str) -> float:
 
 @no_garbage_collection()
 def make_plan(
-    experiment: Experiment,
-    inventory: Inventory,
-    own_traits: TraitsByName = NO_TRAITS,
-    variants: Variants = NO_VARIANTS,
+    experiment: Experiment, inventory: Inventory, own_traits: TraitsByName = NO_TRAITS, variants: Variants = NO_VARIANTS
 ) -> Plan:
     """Return the plan of an experiment on an inventory; raise ExperimentError if no cell is left by ``exclude``.
 
