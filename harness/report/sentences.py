@@ -7,18 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from harness.analysis.common import is_no_claim
 from harness.analysis.doubts import doubt_of, plain_doubt
 from harness.analysis.improvements import CONFIRMING_BLOCKS
 from harness.analysis.ratios import ALL_THREADS
-from harness.analysis.results import attempt
 from harness.analysis.stats import CLEAR, LEANING, LEAST_BLOCKS, OPEN, word
 from harness.analysis.trials import NOT_STARTED
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import ENOUGH, FASTER, GOOD_BLOCKS, RANKED_SEEDS, SLOWER, TOO_FEW
 from harness.config.axes import BATCHES
 from harness.config.strategy_traits import BASE_STRATEGY
-from harness.plan.labels import joined, strategy_text
+from harness.plan.labels import joined
 from harness.report.causes import short_causes, why_not_better
 from harness.report.row import (
     Row,
@@ -36,7 +34,6 @@ from harness.report.row import (
 from harness.report.sentence import MOST, MOST_PARTS, Context, Said, Sentence
 from harness.report.tables.ratios import pair_label, pair_setting
 from harness.report.tables.text import decimal, duration, percent, speed, with_ends
-from harness.report.tables.trust import INTERVALS, imprecise
 
 times = decimal("{:.2f}")
 seconds = decimal("{:.3g} s")
@@ -417,24 +414,6 @@ def _open(row: Statement, context: Context) -> Said:
     return cells, f"{'; '.join(row.reasons)}."
 
 
-def further(context: Context) -> list[Sentence]:
-    """Return the sentences that follow from no statement: nothing measured, no claim about speed, wide intervals."""
-    found = []
-    leaders = attempt(context.results, "leaders")
-    if not context.has_measured:
-        text = "every trial failed or was skipped."
-        found.append(Sentence("failed", "Nothing was measured", text, evidence="outcomes"))
-    elif len(context.table("cells")) and leaders is not None and leaders.empty:
-        text = "every measured cell is emulated, oversubscribed, faulty, an ingest or not equivalent to one device."
-        found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
-    elif left_out := dict.fromkeys(strategy_text(row) for row in rows_of(context.table("cells")) if is_no_claim(row)):
-        text = f"{', '.join(left_out)}; what was measured of it is in tables and figures."
-        found.append(Sentence("open", "Left out of these claims", text, evidence="scaling"))
-    if wide := imprecise({name: context.table(name) for name in INTERVALS}):
-        found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
-    return found
-
-
 TOPICS: Mapping[str, tuple[str, Callable[[Statement, Context], Said]]] = {
     "incomplete": ("INCOMPLETE", _incomplete),
     "fastest": ("Fastest", _fastest),
@@ -477,7 +456,7 @@ CAN_WAIT = ("TARGET", "OPTIONS")
 
 
 def sentences(context: Context) -> list[Sentence]:
-    """Return a sentence on each statement, at most MOST of a topic, and those that follow from none."""
+    """Return a sentence on each statement, at most MOST of a topic."""
     found = []
     for topic, (_, phrase) in TOPICS.items():
         rows = context.stated(topic)
@@ -485,7 +464,7 @@ def sentences(context: Context) -> list[Sentence]:
         if len(rows) > MOST:
             more = f"And {len(rows) - MOST} more, in tables/verdict.csv."
             found.append(Sentence(topic, "", more, evidence=rows[0].evidence))
-    return [*found, *further(context)]
+    return found
 
 
 def decision(context: Context) -> dict[str, list[Sentence]]:

@@ -10,11 +10,12 @@ from itertools import count, islice, pairwise
 
 import pandas as pd
 
-from harness.analysis.common import grouped
-from harness.analysis.results import Results
+from harness.analysis.common import grouped, is_no_claim
+from harness.analysis.results import Results, attempt
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import RANKED_SEEDS
 from harness.config.yaml_source import dump, parse_value
+from harness.plan.labels import strategy_text
 from harness.report.causes import (
     IN_PROGRAM,
     MACHINE,
@@ -30,6 +31,7 @@ from harness.report.row import is_missing, number, plural, rows_of
 from harness.report.sentence import Context, Sentence
 from harness.report.sentences import TOPICS, decision, sentences
 from harness.report.tables.text import duration, percent
+from harness.report.tables.trust import INTERVALS, imprecise
 from harness.system.sanitize import escape_control, redact_text
 
 HEADINGS: Mapping[str, str] = {topic: heading for topic, (heading, _) in TOPICS.items()} | {"next": "What to do next"}
@@ -329,13 +331,32 @@ def verdict_if_possible(results: Results) -> Verdict:
         return NO_VERDICT
 
 
+def further(context: Context) -> list[Sentence]:
+    """Return the sentences that follow from no statement: nothing measured, no claim about speed, wide intervals."""
+    found = []
+    leaders = attempt(context.results, "leaders")
+    if not context.has_measured:
+        text = "every trial failed or was skipped."
+        found.append(Sentence("failed", "Nothing was measured", text, evidence="outcomes"))
+    elif len(context.table("cells")) and leaders is not None and leaders.empty:
+        text = "every measured cell is emulated, oversubscribed, faulty, an ingest or not equivalent to one device."
+        found.append(Sentence("fastest", "No claim about speed", text, evidence="scaling"))
+    elif left_out := dict.fromkeys(strategy_text(row) for row in rows_of(context.table("cells")) if is_no_claim(row)):
+        text = f"{', '.join(left_out)}; what was measured of it is in tables and figures."
+        found.append(Sentence("open", "Left out of these claims", text, evidence="scaling"))
+    if wide := imprecise({name: context.table(name) for name in INTERVALS}):
+        found.append(Sentence("open", "Wide intervals", wide, evidence="scaling"))
+    return found
+
+
 def make_verdict(results: Results) -> Verdict:
     """Return the verdict on a run, in sentences."""
     context = Context(results)
     step = next_step(context)
     last = Sentence("next", "", step.why, command=step.command)
+    said = (*sentences(context), *further(context), last)
     lines = {**decision(context), "NEXT": [last]}
-    return Verdict((*sentences(context), last), step.file, step.others, lines, _slots(results.trials))
+    return Verdict(said, step.file, step.others, lines, _slots(results.trials))
 
 
 def _slots(trials: pd.DataFrame) -> str:
