@@ -10,10 +10,10 @@ import pytest
 
 from harness.plan.trial import TrialResult
 from tests.processes import ROOT
-from tests.test_scripts import results, two_ranks
+from tests.test_scripts import forked, results, two_ranks
 
 pytestmark = pytest.mark.slow
-__all__ = ["two_ranks"]
+__all__ = ["forked", "two_ranks"]
 TRAINING = {"throughput": None, "convergence": {"seeds": 0}}
 Rows = list[dict[str, Any]]
 

@@ -8,16 +8,18 @@ from typing import Any
 
 import pytest
 import yaml
+from typer.testing import CliRunner
 
 import harness
+from harness.cli.commands import app
 from harness.config import load as config
 from harness.config.known_hardware import KNOWN_DEVICES
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
 from harness.report.html import write_report
 from harness.train.strategies import make_strategy
-from tests.conftest import FEW_STEPS, experiment_of, gpu_cluster
-from tests.processes import ROOT, RUN, ended
+from tests.conftest import FEW_STEPS, ROOT, experiment_of, gpu_cluster
+from tests.forked_launch import use_forks
 from tests.run_folders import run_inline
 
 CIFAR10, AUGMENTED, SCALED = (
@@ -153,7 +155,7 @@ def test_the_studies_run_scaled_down_on_a_cpu(name: str, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_the_recipe_trains_on_digits(tmp_path: Path) -> None:
+def test_the_recipe_trains_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None) -> None:
     content: dict[str, Any] = yaml.safe_load(CIFAR10.read_text())
     # real digits as 16x16 RGB in place of CIFAR-10, and a small net; the rest is the recipe, whose steps on images of
     # its shape tests/train/test_recipe_by_hand.py compares
@@ -163,7 +165,10 @@ def test_the_recipe_trains_on_digits(tmp_path: Path) -> None:
     content["convergence"]["seeds"], content["launcher"] = 0, "torchrun"
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))
-    ended(*RUN, file, "--output", tmp_path / "out", "--no-preflight")
+    use_forks(monkeypatch)
+    arguments = ["run", str(file), "--output", str(tmp_path / "out"), "--no-preflight"]
+    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
+    assert done.exit_code == 0, done.output
     results = harness.load(next((tmp_path / "out").glob("*/*")))
     ok = results.trials[(results.trials["outcome"] == "ok") & (results.trials["kind"] == "convergence")]
     assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == [("ddp", 2), ("dp", 2), ("single", 1)]

@@ -1,4 +1,4 @@
-"""The command as a user runs it: a process of its own, a run folder, an exit code."""
+"""The command as a user runs it: a run folder, an exit code; of the smoke experiment in a process of its own."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import harness
-from tests.processes import ROOT, RUN, ended
+from harness.cli.commands import app
+from tests.forked_launch import use_forks
+from tests.processes import ROOT, ended
 
 pytestmark = pytest.mark.slow
 
@@ -78,12 +81,17 @@ preflight: false
 """
 
 
-def test_what_slows_a_step_is_tried_confirmed_and_said(tmp_path: Path) -> None:
+def test_what_slows_a_step_is_tried_confirmed_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
+    """In this process, with forks as ranks: in fresh ones each worker group would import torch for seconds."""
+    use_forks(monkeypatch)
+    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "wasteful.py").write_text(WASTEFUL)
     (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
-    asked = (*RUN, tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "100s")
-    done = ended(*asked)
-    assert "TRIED" in done.stdout, done.stdout + done.stderr
+    asked = ["run", str(tmp_path / "wasteful.yaml"), "--output", str(tmp_path / "results"), "--improve", "100s"]
+    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, asked)
+    assert done.exit_code == 0 and "TRIED" in done.output, done.output
     run = next((tmp_path / "results" / "wasteful").glob("*"))
     (screened, confirmed) = harness.load(run).improvements.to_dict("records")
     assert screened["changes"] == confirmed["changes"] == "training.accumulation: 1"

@@ -23,6 +23,7 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.system.process import read_counter
 from tests.conftest import laptop
+from tests.forked_launch import ForkedScript, use_forks
 from tests.processes import ROOT
 
 pytestmark = pytest.mark.slow
@@ -64,8 +65,15 @@ def two_ranks() -> dict[str, Any]:
     return {"inventory": inventory, "devices": 2, "launcher": "torchrun"}
 
 
+@pytest.fixture(autouse=True)
+def forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork scripts and torchrun's ranks; two tests undo it."""
+    use_forks(monkeypatch)
+
+
 def no_process_is_left() -> bool:
-    return not any("child" in " ".join(process.cmdline()) for process in psutil.Process().children(recursive=True))
+    ended = all(each.poll() is not None for each in ForkedScript.started)
+    return ended and not any("child" in " ".join(each.cmdline()) for each in psutil.Process().children(recursive=True))
 
 
 FAILING = {
@@ -101,6 +109,7 @@ def test_a_script_that_fails_is_a_row_with_its_own_error(tmp_path: Path, kind: s
 def test_a_script_is_ended_after_its_last_window_whatever_it_catches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.undo()  # the process is the real one
     monkeypatch.setattr(following, "END_S", 1.0)
     (counter := tmp_path.parent / "steps").write_bytes(bytes(8))
     monkeypatch.setenv(COUNTER_VARIABLE, str(counter))
@@ -108,7 +117,7 @@ def test_a_script_is_ended_after_its_last_window_whatever_it_catches(
     (result,) = results(
         tmp_path,
         """
-        assert not [name for name in os.environ if name.startswith("HARNESS_")]
+        assert not [name for name in os.environ if name.startswith("HARNESS_")] and os.environ["RANK"] == "0"
         print("x" * 3_000_000)
         open("made-here.txt", "w").write("x")
         if __name__ == "__main__" and sys.argv[1:] == ["8", "a b"]:
@@ -154,13 +163,6 @@ def test_what_a_script_writes_stays_in_the_trial_s_folder(tmp_path: Path) -> Non
     assert result.outcome == "ok", result.detail
     left = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
     assert {name: path.read_text() for name, path in left.items() if name != "train.py"} == before
-
-
-@pytest.mark.parametrize(("one_rank", "outcome"), [("torchrun", "error"), ("python", "ok")])
-def test_one_rank_can_be_started_without_torchrun_s_variables(tmp_path: Path, one_rank: str, outcome: str) -> None:
-    text = "assert 'RANK' not in os.environ\nwhile True: step()"
-    (result,) = results(tmp_path, text, one_rank=one_rank)
-    assert result.outcome == outcome
 
 
 def test_a_script_that_ends_early_counts_with_the_steps_that_it_took(tmp_path: Path) -> None:
@@ -268,6 +270,7 @@ def test_arguments_of_spawned_ranks_that_cannot_be_pickled_are_one_error(
 
 
 def test_a_script_with_relative_imports_runs_as_a_module_from_the_folder_of_its_package(tmp_path: Path) -> None:
+    """And without torchrun's variables, if one rank is to be plain Python."""
     package = tmp_path / "mine" / "training"
     package.mkdir(parents=True)
     (tmp_path / "mine" / "__init__.py").touch()
@@ -276,12 +279,13 @@ def test_a_script_with_relative_imports_runs_as_a_module_from_the_folder_of_its_
     text = """
         from ..sizes import BATCH
         import mine.sizes
+        assert "RANK" not in os.environ
         assert __name__ == "__main__" and __package__ == "mine.training" and BATCH == mine.sizes.BATCH
         assert open("config.txt").read() == "theirs" and sys.argv[1:] == ["0"]
         open("config.txt", "w").write("ours")
         while True: step()
     """
-    (result,) = results(package, text, arguments="{local_rank}")
+    (result,) = results(package, text, arguments="{local_rank}", one_rank="python")
     assert result.outcome == "ok", result.detail
     assert (tmp_path / "config.txt").read_text() == "theirs"
 
@@ -303,7 +307,10 @@ def test_the_probe_s_steps_and_samples_take_the_place_of_the_optimizer_s(tmp_pat
     assert min(window["duration_s"] for window in result.windows[1:]) < 0.7  # a pause of the machine is in one
 
 
-def test_two_ranks_end_at_one_step_and_agree_with_the_script_s_clock(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
+def test_two_ranks_end_at_one_step_and_agree_with_the_script_s_clock(
+    tmp_path: Path, two_ranks: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()  # under torchrun itself
     text = (ROOT / "experiments" / "my_script.py").read_text()
     step = "            optimizer.step()\n"
     # steps of 100 ms, beside which a pause of the machine is small

@@ -20,6 +20,7 @@ from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.train.ranks import Ranks
 from tests.conftest import experiment_of, laptop
+from tests.forked_launch import use_forks
 from tests.worlds import ROOT, fork_ranks
 
 pytestmark = pytest.mark.slow
@@ -110,7 +111,10 @@ def test_a_loss_with_collectives_is_examined_measured_and_explained(measured: di
         ("dies", "lost after the measurement: the process of rank 1"),
     ],
 )
-def test_an_explanation_that_ends_the_group_costs_itself_alone(how: str, reason: str) -> None:
+def test_an_explanation_that_ends_the_group_costs_itself_alone(
+    how: str, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_forks(monkeypatch)
     result = run(how)
     assert result.outcome == "ok" and result.facts["explain_error"].startswith(reason), result.facts
     assert {window["window_kind"] for window in result.windows} >= {"timed"} and len(result.steps["step_s"])

@@ -3,38 +3,22 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.forks import start
+from tests.forks import Forked
 
 ROOT = Path(__file__).parents[2]
 
 
-class Forked:
-    """A process that calls the target and writes its output to a file, with what is used of subprocess.Popen here.
+def forked(output: Path, target: Callable[..., None], *arguments: Any, leads: bool = False) -> Forked:
+    """Start a process that calls the target and writes its output to a file.
 
     ``leads``: whether it leads a session of its own, so that what it starts can be killed with it.
     """
-
-    def __init__(self, output: Path, target: Callable[..., None], *arguments: Any, leads: bool = False) -> None:
-        self._process = start(_run, output, leads, target, *arguments)
-        self.pid = self._process.pid or 0
-
-    def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code, minus the number of a signal; raise TimeoutExpired if the process lives on."""
-        self._process.join(timeout)
-        code = self._process.exitcode
-        if code is None:
-            raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-        return code
-
-    def kill(self) -> None:
-        """Send SIGKILL; nothing if the process has ended."""
-        self._process.kill()
+    return Forked(_run, output, leads, target, *arguments)
 
 
 def _run(output: Path, leads: bool, target: Callable[..., None], *arguments: Any) -> None:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from tests.gpu import one
 from tests.gpu.claims import Claim
-from tests.gpu.forked import Forked
+from tests.gpu.forked import forked
 from tests.gpu.verdict import Verdict
 
 ROOT = Path(__file__).parents[2]
@@ -102,7 +102,7 @@ class Started(Protocol):
 def start(claim: Claim, device: str, file: Path, output: Path) -> Started:
     """Start a claim's process: a new one for CUDA, which no fork can use, else a fork that has torch already."""
     if device == "cpu":
-        return Forked(output, one.main, claim, device, file, leads=True)
+        return forked(output, one.main, claim, device, file, leads=True)
     with output.open("wb") as stream:
         return subprocess.Popen(
             command_of(claim, device, file),

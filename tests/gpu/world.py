@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from harness.train.ranks import Ranks
-from tests.gpu.forked import Forked
+from tests.forks import Forked
+from tests.gpu.forked import forked
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +57,7 @@ def _start(
 ) -> Forked | subprocess.Popen[bytes]:
     output = folder / f"output{rank}"
     if where == "cpu":
-        return Forked(output, main, name, rank, size, folder, where, arguments)
+        return forked(output, main, name, rank, size, folder, where, arguments)
     command = [sys.executable, "-m", "tests.gpu.world", name, str(rank), str(size), str(folder), where, *arguments]
     with output.open("wb") as stream:
         return subprocess.Popen(command, cwd=ROOT, stdout=stream, stderr=subprocess.STDOUT)

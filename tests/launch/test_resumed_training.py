@@ -13,6 +13,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import write_report
 from harness.run.execution import Execution
 from tests.conftest import ROOT, experiment_of, laptop
+from tests.forked_launch import use_forks
 
 pytestmark = pytest.mark.slow
 
@@ -23,6 +24,7 @@ EXACT = ["epoch", "samples", "train_loss", "learning_rate", "val_loss"]
 def test_a_ddp_training_with_a_killed_worker_resumes_to_the_same_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
+    use_forks(monkeypatch)
     tests = str(ROOT / "tests")
     monkeypatch.syspath_prepend(tests)
     kept = tmp_path / "kept"

@@ -29,6 +29,7 @@ from harness.system.files import code_hash
 from harness.system.user_code import CodeVersion
 from harness.train.ranks import Ranks
 from tests.conftest import Make, experiment_of, laptop
+from tests.forks import start
 
 OWN = """
 import os
@@ -92,12 +93,9 @@ class Process:
 
 def messages_of(job: Job, folder: Path) -> Iterator[tuple[int, Sent]]:
     """Yield what the ranks of a job send, with the rank, until each has ended."""
-    context = multiprocessing.get_context("spawn")
-    sent: Queue[tuple[int, Sent]] = context.Queue()
+    sent: Queue[tuple[int, Sent]] = multiprocessing.get_context("forkserver").Queue()
     size = job.group.workers
-    processes = [context.Process(target=Process(job, rank, size, folder, sent).run) for rank in range(size)]
-    for process in processes:
-        process.start()
+    processes = [start(Process(job, rank, size, folder, sent).run) for rank in range(size)]
     try:
         results = 0
         while results < len(job.group.trials):

@@ -18,6 +18,7 @@ from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
 from tests.conftest import experiment_of, laptop
+from tests.forked_launch import use_forks
 from tests.on_ray.conftest import TESTS, Execute
 
 pytestmark = pytest.mark.slow
@@ -104,8 +105,9 @@ def test_a_collectives_duration_is_measured(injected: Results) -> None:
     assert {"all-gather", "reduce-scatter"} <= set(rows["part"]) or rows["reason"].notna().any()
 
 
-def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:
+def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By torchrun, whose processes are the ranks' own."""
+    use_forks(monkeypatch)
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
         burnt = under_torchrun(tmp_path)
