@@ -16,7 +16,7 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ from tests.forks import Forked
 class ForkedScript(Forked):
     """A rank of a script. ``started``: all of this process."""
 
-    started: list[ForkedScript] = []
+    started: ClassVar[list[ForkedScript]] = []
 
     def __init__(
         self, command: Sequence[str], *, env: Mapping[str, str], cwd: Path, pass_fds: Sequence[int], **_: Any

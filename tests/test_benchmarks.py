@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import statistics
-import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,9 @@ from harness.config.load import parse_experiment
 from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files
-from tests.benchmarks import control_plane, growth, run_time, scale
-from tests.conftest import ROOT, laptop
+from tests.benchmarks import control_plane, growth, overhead, overhead_plain, run_time, scale
+from tests.conftest import laptop
+from tests.forked_launch import use_forks
 
 
 def sizes(**changed: float) -> dict[str, float]:
@@ -97,16 +99,14 @@ def test_run_time_takes_one_block_of_the_default_experiment_with_equal_steps() -
     assert {trial.purpose for trial in more.trials} >= {"", "twin"}
 
 
-def ran(name: str, folder: Path, *options: str) -> Any:
-    path = folder / "figures.json"
-    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *options, "--json", str(path)]
-    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300)
-    return json.loads(path.read_text())["figures"]
-
-
 @pytest.mark.slow
-def test_overhead_plain_compares_the_scripts(tmp_path: Path) -> None:
-    result = ran("overhead_plain", tmp_path, "--repeats", "1", "--devices", "1")["1"]
+def test_overhead_plain_compares_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plain script under torchrun itself."""
+    use_forks(monkeypatch)
+    path = tmp_path / "figures.json"
+    monkeypatch.setattr(sys, "argv", ["overhead_plain", "--repeats", "1", "--devices", "1", "--json", str(path)])
+    overhead_plain.main()
+    result = json.loads(path.read_text())["figures"]["1"]
     assert [len(result[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
     assert 0.02 < result["harness_step_s"][0] / result["plain_step_s"][0] < 50  # one of each: a pause may be in it
 
@@ -182,9 +182,23 @@ def test_scale_runs_ranks_as_threads_through_driver_record_and_report() -> None:
 
 
 @pytest.mark.slow
-def test_overhead_compares_tokens_on_one_rank_and_two_with_and_without_accumulation(tmp_path: Path) -> None:
-    options = ["--models", "small GPT", "--processes", "1", "--pairs", "3", "--window", "0.01"]
-    (rows,) = ran("overhead", tmp_path, *options)
+def test_overhead_compares_tokens_on_one_rank_and_two_with_and_without_accumulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process in place of a fresh one, as which growth is measured above."""
+
+    def here(name: str, *arguments: str) -> Any:
+        with monkeypatch.context() as patch, redirect_stdout(StringIO()) as printed:
+            patch.setattr(sys, "argv", [name, *arguments])
+            overhead.main()
+        return json.loads(printed.getvalue())
+
+    path = tmp_path / "figures.json"
+    options = ["--models", "small GPT", "--processes", "1", "--pairs", "3", "--window", "0.01", "--json", str(path)]
+    monkeypatch.setattr(sys, "argv", ["overhead", *options])
+    monkeypatch.setattr(overhead, "measured_apart", here)
+    overhead.main()
+    (rows,) = json.loads(path.read_text())["figures"]
     compared = [(row["strategy"], row["ranks"], row["parts"]) for row in rows]
     alone = [(strategy, 1, parts) for parts in (1, 4) for strategy in ("single", "ddp")]
     assert sorted(compared) == sorted([*alone, ("ddp", 2, 1), ("ddp", 2, 4)])
