@@ -9,6 +9,7 @@ import numpy as np
 import ray
 import ray.data
 import ray.train
+import ray.train.torch
 import torch
 
 from experiments.my_loop import train_loop_per_worker
@@ -36,17 +37,19 @@ def many_numbers() -> ray.data.Dataset:
 
 
 def reads_datasets(config: dict[str, Any]) -> None:
-    """Train on the shard of this rank, which it reports the size of."""
+    """Train on the shard of this rank; report its size and the loss."""
     shard = ray.train.get_dataset_shard("train")
-    weight = torch.zeros(1, requires_grad=True)
-    optimizer = torch.optim.SGD([weight], lr=0.1)
+    model = ray.train.torch.prepare_model(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(config["epochs"]):
         rows = 0
         for batch in shard.iter_torch_batches(batch_size=config["batch_size"]):
-            (weight * batch["id"].sum()).sum().backward()
+            optimizer.zero_grad()
+            loss = model((batch["id"] / 1000.0).unsqueeze(1)).square().mean()
+            loss.backward()
             optimizer.step()
             rows += len(batch["id"])
-        ray.train.report({"val_rows": rows})
+        ray.train.report({"val_rows": rows, "loss": loss.item()})
 
 
 def no_file() -> ray.data.Dataset:

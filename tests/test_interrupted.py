@@ -178,23 +178,22 @@ def test_a_second_ctrl_c_exits_at_once(run: Run) -> None:
     command.seconds_until_alone(within_s=GONE_S)
 
 
-def test_ctrl_c_before_anything_is_measured(run: Run) -> None:
-    """While it plans nothing is left; while Ray starts a folder that can go on."""
+def test_a_signal_before_anything_is_measured(run: Run) -> None:
+    """Ctrl-C while it plans leaves nothing; SIGTERM while Ray starts a folder that can go on."""
     command = run.call()
     time.sleep(2.0)  # on a slow machine it still imports, which any command may
     command.process.send_signal(signal.SIGINT)
     command.process.wait(ORDERLY_S)
     assert command.process.returncode in (UNSETTLED, INTERRUPTED), command.output
     assert "Traceback" not in command.output, command.output
-    for number in (signal.SIGINT, signal.SIGTERM):
-        command = run.call()
-        command.wait_for(lambda command=command: command.is_running("gcs_server"))
-        command.process.send_signal(number)
-        command.process.wait(ORDERLY_S)
-        assert command.process.returncode == UNSETTLED and "Traceback" not in command.output, command.output
-        assert f"--resume {run.folder}\n" in command.output
-        assert f"settled no trial: {WANTED} trials to measure at its start and at its end" in command.output
-        command.seconds_until_alone(within_s=GONE_S)
+    command = run.call()
+    command.wait_for(lambda: command.is_running("gcs_server"))
+    command.process.send_signal(signal.SIGTERM)  # for which Ray sets a handler of its own while it starts
+    command.process.wait(ORDERLY_S)
+    assert command.process.returncode == UNSETTLED and "Traceback" not in command.output, command.output
+    assert f"--resume {run.folder}\n" in command.output
+    assert f"settled no trial: {WANTED} trials to measure at its start and at its end" in command.output
+    command.seconds_until_alone(within_s=GONE_S)
 
 
 SIGTERM_TO_GROUP = """

@@ -25,6 +25,7 @@ exclude: [{strategy: ddp, devices: 1}, {strategy: single, devices: 2}]
 throughput: {blocks: 1, warmup_steps: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false, explain: false}
 equivalence: false
 preflight: false
+cluster: {wait_for: 2m}
 """
 
 
@@ -40,9 +41,9 @@ class Head:
         place = (f"--address={HEAD}:{self.port}", f"--node-ip-address={OTHER}", "--num-cpus=2")
         start_node(*place, variables=self.variables)
 
-    def start(self, home: Path, wait_for: str) -> subprocess.Popen[str]:
+    def start(self, home: Path) -> subprocess.Popen[str]:
         """Start a run that waits for nodes; its messages can be read from its output."""
-        (home / "late.yaml").write_text(f"{EXPERIMENT}cluster: {{wait_for: {wait_for}}}\n")
+        (home / "late.yaml").write_text(EXPERIMENT)
         command = [*RUN, "late.yaml", "--address", f"{HEAD}:{self.port}", "--quiet"]
         pipe = subprocess.PIPE
         return subprocess.Popen(
@@ -57,21 +58,12 @@ def head() -> Iterator[Head]:
         yield Head(variables)
 
 
-def test_after_a_wait_in_vain_for_any_device_there_is_one_line_and_no_run_folder(head: Head, tmp_path: Path) -> None:
-    output, error = (run := head.start(tmp_path, wait_for="3s")).communicate(timeout=120)
-    assert run.returncode == 2
-    first, last = output.splitlines()
-    assert first.startswith("Waiting at most 3 s for nodes: 2 cells cannot run yet; too few devices: needs 2 on one")
-    assert last == "No more nodes came in 3 s; what fits on 0 nodes, 0 CPU cores, no GPU is run"
-    (line,) = error.splitlines()
-    assert "has 0 CPU slots; no more came in 3 s (cluster.wait_for) (1 cell)" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["late.yaml"]
-
-
 def test_a_node_that_joins_late_is_in_the_plan(head: Head, tmp_path: Path) -> None:
-    run = head.start(tmp_path, wait_for="2m")
+    """After a wait in vain what fits is run, and if nothing does, nothing: tests/run/test_growth.py and test_api.py."""
+    run = head.start(tmp_path)
     try:
-        assert run.stdout and run.stdout.readline().startswith("Waiting at most 120 s for nodes: 2 cells")
+        first = "Waiting at most 120 s for nodes: 2 cells cannot run yet; too few devices: needs 2 on one"
+        assert run.stdout and run.stdout.readline().startswith(first)
         head.add_node()
         output, error = run.communicate(timeout=240)
     finally:

@@ -19,6 +19,8 @@ import pytest
 
 import harness
 from harness.analysis.results import Results
+from harness.errors import ClusterError
+from harness.launch.ray.session import check_reachable
 from tests.cluster.machines import wait_for
 from tests.listening import free_port
 from tests.processes import RUN, ended
@@ -136,12 +138,14 @@ def test_the_link_between_the_nodes_is_measured_once(results: Results) -> None:
     assert set(results.collectives["operation"]) == {"all_reduce", "all_gather", "reduce_scatter"}
 
 
-def test_a_client_without_the_token_is_refused(address: str, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:ConfiguredFault", "image_classification"))
-    clean = {key: value for key, value in os.environ.items() if not key.startswith("RAY_AUTH")}
-    other = {**clean, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "f" * 64}
-    done = ended(*COMMAND, tmp_path / "two.yaml", "--address", address, code=2, variables=other)
-    assert "the cluster refuses this process's token" in done.stderr
+def test_a_client_without_the_token_is_refused(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before every run at an address; that the error is one line and exit code 2: tests/cli."""
+    for name in [name for name in os.environ if name.startswith("RAY_AUTH")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "f" * 64)
+    with pytest.raises(ClusterError, match="the cluster refuses this process's token"):
+        check_reachable(address)
 
 
 LOOK = """

@@ -70,51 +70,48 @@ def test_ranks_devices_and_threads_are_recorded(execute: Any, ray_cluster: Clust
     assert ("oversubscribed" in results.folder.report.read_text()) == (cores < 4)
 
 
-def small_group(ready: Cluster) -> tuple[Any, Any]:
-    """A launcher on the cluster, and a group of one rank with two trials."""
+def small_group(ready: Cluster, *behaviours: str) -> tuple[Any, Any]:
+    """A launcher on the cluster, and a group of one rank with a trial of each behaviour, in this order."""
     from harness.launch.ray.launcher import RayLauncher
 
-    grid, workload = {"strategy": "single", "per_device_batch_size": [8, 16]}, "ray_workload:ConfiguredFault"
-    experiment = experiment_of(grid, workload=workload, throughput=QUICK, limits={"trial": 10})
+    grid = {"strategy": "single", "per_device_batch_size": 8, "workload.behaviour": list(behaviours)}
+    workload = {"workload": "ray_workload:ConfiguredFault", "optimizer": {"name": "SGD", "lr": 0.01}}
+    experiment = experiment_of(grid, throughput=QUICK, limits={"trial": 60}, **workload)
     plan = make_plan(experiment, ready.inventory)
     (group,) = plan.groups
-    return RayLauncher(ready, experiment, plan.machine, str(TESTS)), group
+    trials = sorted(group.trials, key=lambda trial: behaviours.index(trial.cell.workload_options["behaviour"]))
+    return RayLauncher(ready, experiment, plan.machine, str(TESTS)), replace(group, trials=tuple(trials))
 
 
-def test_a_dead_agent_is_replaced_if_its_node_is_alive(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_agent_is_replaced_if_its_node_is_alive_and_a_killed_rank_without_peers_is_a_lost_trial(
+    ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one group: the agent is killed in the first trial, and the rank in the second one, which hangs until then."""
     import ray
 
     from harness.launch.ray.nodes import ask_agents
 
     monkeypatch.syspath_prepend(str(TESTS))
-    launcher, group = small_group(ray_cluster)
+    launcher, group = small_group(ray_cluster, "fine", "hangs")
     ((node, agent),) = ray_cluster.agents.items()
-    heard = []
+    pid, rows = 0, list[TrialResult]()
     for message in launcher.launch(group, deadline=None):
-        if isinstance(message, TrialStarted) and not heard:
+        if isinstance(message, GroupStarted):
+            pid = message.ranks[0]["pid"]
+        if isinstance(message, TrialStarted) and message.trial_id == group.trials[0].id:
             ray.kill(agent)
-        heard += [message.outcome] if isinstance(message, TrialResult) else []
+        elif isinstance(message, TrialStarted):
+            os.kill(pid, signal.SIGKILL)
+        rows += [message] if isinstance(message, TrialResult) else []
     (cores,) = launcher.busy_cores().values()
-    assert 0.0 <= cores <= (os.cpu_count() or 1)
     launcher.close()
-    assert heard == ["ok", "ok"]
+    assert 0.0 <= cores <= (os.cpu_count() or 1)
+    assert [row.outcome for row in rows] == ["ok", "lost"]
+    assert rows[1].error_rank == 0 and "the process of rank 0 terminated" in rows[1].reason
+    assert 0.0 <= rows[1].facts["freed_s"] < 30.0  # a collective would wait for minutes
     assert ask_agents(ray_cluster, "alive", [(node, os.getpid()), (node, 2**22 + 1)]) == [True, False]
     assert ray_cluster.agents[node] is not agent
     assert ask_agents(ray_cluster, "alive", [("no such node", 1)]) == [None]
-
-
-def test_a_killed_rank_without_peers_is_a_lost_trial(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(TESTS))
-    launcher, group = small_group(ray_cluster)
-    rows = []
-    for message in launcher.launch(group, deadline=None):
-        if isinstance(message, GroupStarted):
-            os.kill(message.ranks[0]["pid"], signal.SIGKILL)
-        rows += [message] if isinstance(message, TrialResult) else []
-    launcher.close()
-    first = next(row for row in rows if row.outcome != "ok")  # a trial may end before the kill arrives
-    assert (first.outcome, first.error_rank) == ("lost", 0) and "the process of rank 0 terminated" in first.reason
-    assert 0.0 <= first.facts["freed_s"] < 30.0  # a collective would wait for minutes
 
 
 def test_a_killed_mailbox_loses_a_trial_and_ends_ranks(ray_cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,7 +121,7 @@ def test_a_killed_mailbox_loses_a_trial_and_ends_ranks(ray_cluster: Cluster, mon
 
     monkeypatch.syspath_prepend(str(TESTS))
     own = ray.remote(num_cpus=0, max_concurrency=4)(Mailbox).remote()
-    launcher, group = small_group(replace(ray_cluster, mailbox=own))
+    launcher, group = small_group(replace(ray_cluster, mailbox=own), "fine", "diverges")
     pids = []
     with pytest.raises(ClusterLostError, match=r"the run's mailbox on Ray is gone \(ActorDiedError\)"):
         for message in launcher.launch(group, deadline=None):

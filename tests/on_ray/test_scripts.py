@@ -84,41 +84,28 @@ def test_a_ray_train_function_is_measured_in_a_worker_group_of_its_own_for_each_
     assert results.scaling.set_index("devices").loc[2, "equivalence"] == "connected" and results.findings.empty
 
 
-def test_what_a_ray_train_function_reports_is_its_learning_curve(execute: Execute) -> None:
-    if cluster.local_inventory().nodes[0].cores < 2:
-        pytest.skip("needs two cores")
-    config = {"batch_size": "{per_device_batch_size}", "width": 16, "lr": 0.01, "epochs": 3}
-    results = loop(
-        execute,
-        "tests.ray_loops:trains",
-        config=config,
-        throughput=None,
-        convergence={"seeds": 0, "target": {"metric": "loss", "at_most": 1000.0}},
-    )
-    assert results.trials["outcome"].tolist() == ["ok", "ok"], results.trials["reason"].tolist()
-    epochs = results.epochs
-    assert epochs["epoch"].tolist() == [1, 2, 3] * 2 and (epochs["reported_loss"] > 0).all()
-    assert epochs["samples"].tolist() == [8192, 16384, 24576] * 2
-    trained = results.convergence.set_index("devices")
-    assert trained["target"].unique().tolist() == ["reported_loss <= 1000"] and trained["reached"].all()
-    assert trained.loc[2, "equivalence"] == "connected"
-
-
-def test_a_ray_train_function_gets_its_part_of_ray_data_s_datasets(execute: Execute) -> None:
+def test_a_ray_train_function_gets_its_part_of_ray_data_s_datasets_and_its_reports_are_its_learning_curve(
+    execute: Execute,
+) -> None:
     if cluster.local_inventory().nodes[0].cores < 2:
         pytest.skip("needs two cores")
     results = loop(
         execute,
         "tests.ray_loops:reads_datasets",
-        config={"batch_size": "{per_device_batch_size}", "epochs": 2},
+        config={"batch_size": "{per_device_batch_size}", "epochs": 3},
         datasets={"train": "tests.ray_loops:numbers"},
         throughput=None,
-        convergence={"seeds": 0},
+        convergence={"seeds": 0, "target": {"metric": "loss", "at_most": 1000.0}},
         limits={"trial": 120.0},
     )
     assert results.trials["outcome"].tolist() == ["ok", "ok"], results.trials["reason"].tolist()
     epochs = results.epochs.merge(results.trials[["trial_id", "devices"]], on="trial_id")
     assert epochs["val_rows"].tolist() == [640 / devices for devices in epochs["devices"]]
+    assert epochs["epoch"].tolist() == [1, 2, 3] * 2 and (epochs["reported_loss"] > 0).all()
+    assert epochs["samples"].tolist() == [640, 1280, 1920] * 2
+    trained = results.convergence.set_index("devices")
+    assert trained["target"].unique().tolist() == ["reported_loss <= 1000"] and trained["reached"].all()
+    assert trained.loc[2, "equivalence"] == "connected"
 
 
 def test_the_ingest_of_a_loop_is_measured_beside_its_training_and_is_no_speed_of_training(execute: Execute) -> None:
