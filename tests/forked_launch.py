@@ -20,7 +20,9 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
+from typer.testing import CliRunner
 
+from harness.cli.commands import app
 from harness.launch import torchrun
 from harness.measure.script import child, parent
 from tests.forks import Forked
@@ -55,6 +57,15 @@ def use_forks(patch: pytest.MonkeyPatch) -> None:
     """Fork scripts and torchrun in this process."""
     patch.setattr(parent, "subprocess", _starting(ForkedScript))
     patch.setattr(torchrun, "subprocess", _starting(ForkedTorchrun))
+
+
+def command_here(patch: pytest.MonkeyPatch, *words: object, code: int = 0) -> str:
+    """Run our command in this process, on forks; return its output. It has to leave with this exit code."""
+    use_forks(patch)
+    patch.setattr(sys, "path", [*sys.path])  # which the command adds the file's folder to
+    done = CliRunner(env={"RAY_ADDRESS": "", "COLUMNS": "200"}).invoke(app, [*map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
 
 
 def _starting(forked: type[Forked]) -> SimpleNamespace:

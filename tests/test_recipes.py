@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import harness
-from harness.cli.commands import app
 from harness.config import load as config
 from harness.config.known_hardware import KNOWN_DEVICES
 from harness.plan.inventory import Inventory
@@ -19,7 +17,7 @@ from harness.plan.planner import make_plan
 from harness.report.html import write_report
 from harness.train.strategies import make_strategy
 from tests.conftest import FEW_STEPS, ROOT, experiment_of, gpu_cluster
-from tests.forked_launch import use_forks
+from tests.forked_launch import command_here
 from tests.run_folders import run_inline
 
 CIFAR10, AUGMENTED, SCALED = (
@@ -165,10 +163,7 @@ def test_the_recipe_trains_on_digits(tmp_path: Path, monkeypatch: pytest.MonkeyP
     content["convergence"]["seeds"], content["launcher"] = 0, "torchrun"
     file = tmp_path / "recipe.yaml"
     file.write_text(yaml.safe_dump(content))
-    use_forks(monkeypatch)
-    arguments = ["run", str(file), "--output", str(tmp_path / "out"), "--no-preflight"]
-    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, arguments)
-    assert done.exit_code == 0, done.output
+    command_here(monkeypatch, "run", file, "--output", tmp_path / "out", "--no-preflight")
     results = harness.load(next((tmp_path / "out").glob("*/*")))
     ok = results.trials[(results.trials["outcome"] == "ok") & (results.trials["kind"] == "convergence")]
     assert sorted(zip(ok["strategy"], ok["devices"], strict=True)) == [("ddp", 2), ("dp", 2), ("single", 1)]

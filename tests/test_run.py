@@ -7,11 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 import harness
-from harness.cli.commands import app
-from tests.forked_launch import use_forks
+from tests.forked_launch import command_here
 from tests.processes import ROOT, ended
 
 pytestmark = pytest.mark.slow
@@ -85,13 +83,10 @@ def test_what_slows_a_step_is_tried_confirmed_and_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
 ) -> None:
     """In this process, with forks as ranks: in fresh ones each worker group would import torch for seconds."""
-    use_forks(monkeypatch)
-    monkeypatch.setattr(sys, "path", [*sys.path])
     (tmp_path / "wasteful.py").write_text(WASTEFUL)
     (tmp_path / "wasteful.yaml").write_text(EIGHT_PASSES)
-    asked = ["run", str(tmp_path / "wasteful.yaml"), "--output", str(tmp_path / "results"), "--improve", "100s"]
-    done = CliRunner(env={"RAY_ADDRESS": ""}).invoke(app, asked)
-    assert done.exit_code == 0 and "TRIED" in done.output, done.output
+    asked = ("run", tmp_path / "wasteful.yaml", "--output", tmp_path / "results", "--improve", "100s")
+    assert "TRIED" in (output := command_here(monkeypatch, *asked)), output
     run = next((tmp_path / "results" / "wasteful").glob("*"))
     (screened, confirmed) = harness.load(run).improvements.to_dict("records")
     assert screened["changes"] == confirmed["changes"] == "training.accumulation: 1"

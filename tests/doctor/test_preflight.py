@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,7 +23,8 @@ from harness.report.html import write_report
 from harness.report.tables.trust import finding_rows, findings_table, memory_table
 from harness.run import pipeline
 from harness.run.execution import Execution
-from tests.conftest import FEW_STEPS, ROOT, Make, gpu_cluster, laptop
+from tests.conftest import FEW_STEPS, Make, gpu_cluster, laptop
+from tests.forked_launch import command_here
 
 pytestmark = pytest.mark.usefixtures("no_figures", "no_timed_checks")
 
@@ -246,11 +245,10 @@ def experiment_file(folder: Path, workload: str, strategy: str = "ddp") -> Path:
 
 
 @pytest.mark.slow
-def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "harness.doctor", str(experiment_file(tmp_path, "MeanForSum"))]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=240)
-    assert done.returncode == 1, done.stdout + done.stderr
-    text = " ".join(done.stdout.split())
+def test_the_doctor_exits_with_1_on_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = experiment_file(tmp_path, "MeanForSum")
+    file.write_text(f"{file.read_text()}launcher: torchrun\n")
+    text = " ".join(command_here(monkeypatch, "doctor", file, code=1).split())
     assert "gradient scaling: ddp (faulty) x2" in text and "instead of a mean" in text
     assert "batch divisibility: ddp x3" in text and "21, 21, 22" in text
     assert "1 error, " in text and "all-reduce of a number" in text and "loader alone" in text

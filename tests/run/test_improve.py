@@ -88,8 +88,12 @@ Improved = tuple[Results, list[Experiment], list[Event]]
 
 
 def improve_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, speeds: Any = rate, **changes: Any) -> Improved:
-    """Run and improve; return the results, the experiments of all runs and the events."""
+    """Run and improve; return the results, the experiments of all runs and the events. No time passes.
+
+    Tables of a loaded machine take a while, and a step has as many blocks as there is time for.
+    """
     runs, events = Runs(tmp_path, speeds), list[Event]()
+    monkeypatch.setattr(improve, "time", SimpleNamespace(time=lambda: 1.7e9))
     monkeypatch.setattr(improve, "run", runs)
     assert improve.run_and_improve(Request(file=tmp_path / "x.yaml"), experiment(**changes), events.append) == 0
     assert not runs.bases.get(SCREENING), "it makes no claim, so that it needs none that the planner adds"
@@ -298,10 +302,9 @@ def test_a_limit_of_cost_or_an_error_of_a_step_ends_the_improvement_and_not_the_
 
 
 def test_windows_are_shortened_and_candidates_left_out_as_the_time_asks_for(
-    improved: Callable[..., Improved], monkeypatch: pytest.MonkeyPatch
+    improved: Callable[..., Improved],
 ) -> None:
     long = {"throughput": {**WASTEFUL["throughput"], "window_seconds": 5.0, "window_steps": 50}}
-    monkeypatch.setattr(improve, "time", SimpleNamespace(time=lambda: 1.7e9))  # tables of a loaded machine take a while
     _, (_, screening, *_), _ = improved(improve="10s", **long)  # trials of 2 s in run_folders
     assert screening.throughput and screening.throughput.window_seconds == pytest.approx(0.53, rel=0.1)
     assert screening.throughput.window_steps in (5, 6)

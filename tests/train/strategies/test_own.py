@@ -18,8 +18,9 @@ from harness.run.request import check_no_user_code
 from harness.run.variants import own_traits
 from harness.train.strategies import load_strategy_class
 from tests.conftest import laptop
+from tests.forked_launch import command_here
 from tests.own_strategy import Zero1
-from tests.processes import ROOT, RUN, ended
+from tests.processes import ROOT
 
 ZERO1 = "tests.own_strategy:Zero1"
 CONTENT = {
@@ -101,10 +102,12 @@ launcher: torchrun
 
 
 @pytest.mark.slow
-def test_it_trains_on_several_ranks_and_one_that_trains_otherwise_is_found(tmp_path: Path) -> None:
+def test_it_trains_on_several_ranks_and_one_that_trains_otherwise_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_figures: None
+) -> None:
     (tmp_path / "own.yaml").write_text(FILE)
     (tmp_path / "own_strategy.py").write_text((ROOT / "tests" / "own_strategy.py").read_text())
-    ended(*RUN, tmp_path / "own.yaml", "--output", tmp_path / "out")
+    command_here(monkeypatch, "run", tmp_path / "own.yaml", "--output", tmp_path / "out")
     (folder,) = (tmp_path / "out" / "own").iterdir()
     results = harness.load(folder)
     assert set(results.trials["outcome"]) == {"ok"}
