@@ -17,9 +17,8 @@ from harness.launch.torchrun import TorchrunLauncher
 from harness.plan.planner import make_plan
 from harness.record.folder import RunFolder
 from harness.run.execution import Execution
-from tests.conftest import experiment_of, laptop
+from tests.conftest import ROOT, experiment_of, laptop
 from tests.forked_launch import use_forks
-from tests.on_ray.conftest import TESTS, Execute
 
 pytestmark = pytest.mark.slow
 PARTS = {"loader": "waiting for data", "rank1": "slowest rank"}
@@ -36,13 +35,14 @@ def study(faults: list[str], **sections: object) -> Experiment:
     sharded = {"strategy": "fsdp", "devices": 2, "per_device_batch_size": 4, "workload.fault": "gradients"}
     cells = {"grid": grid, "cells": [sharded]}
     timed = {"throughput": {**THROUGHPUT, "explain": True}, "optimizer": {"name": "SGD", "lr": 0.0001}}
+    timed["launcher"] = "torchrun"
     return experiment_of(**{**cells, **timed, **workload, **sections})  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
-def injected(execute: Execute) -> Results:
+def injected(tmp_path_factory: pytest.TempPathFactory) -> Results:
     """All faults in one study, in the same worker groups."""
-    results, _ = execute(study(FAULTS))
+    results = under_torchrun(study(FAULTS), tmp_path_factory.mktemp("injected"))
     measured = results.trials[results.trials["outcome"] != "skipped"]
     assert set(measured["outcome"]) == {"ok"} and (measured["purpose"] == "").sum() == 3 * len(FAULTS) + 1
     return results
@@ -105,12 +105,12 @@ def test_a_collectives_duration_is_measured(injected: Results) -> None:
     assert {"all-gather", "reduce-scatter"} <= set(rows["part"]) or rows["reason"].notna().any()
 
 
-def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By torchrun, whose processes are the ranks' own."""
-    use_forks(monkeypatch)
+def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path) -> None:
+    grid = {"strategy": "ddp", "devices": [2], "per_device_batch_size": 4}
+    experiment = study(["none"], grid=grid, cells=[], throughput={**THROUGHPUT, "explain": False})
     burner = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        burnt = under_torchrun(tmp_path)
+        burnt = under_torchrun(experiment, tmp_path)
     finally:
         burner.kill()
         burner.wait()
@@ -118,11 +118,11 @@ def test_a_foreign_process_on_a_core_is_a_doubt(tmp_path: Path, monkeypatch: pyt
     assert len(timed) == 2 and all("foreign load" in doubts for doubts in timed["doubts"])
 
 
-def under_torchrun(folder: Path) -> Results:
-    grid = {"strategy": "ddp", "devices": [2], "per_device_batch_size": 4}
-    timed = {**THROUGHPUT, "explain": False}
-    experiment = study(["none"], launcher="torchrun", grid=grid, cells=[], throughput=timed)
+def under_torchrun(experiment: Experiment, folder: Path) -> Results:
+    """Run an experiment on ranks that are forks: the processes of a launcher, and none of its own beside them."""
     plan = make_plan(experiment, laptop())
     run = RunFolder.create(folder, experiment, plan, "")
-    Execution(plan, run, TorchrunLauncher(experiment, 1, str(TESTS.parent)), lambda event: None).run()
+    with pytest.MonkeyPatch.context() as patch:
+        use_forks(patch)
+        Execution(plan, run, TorchrunLauncher(experiment, 1, str(ROOT)), lambda event: None).run()
     return harness.load(run.path)
