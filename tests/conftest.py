@@ -40,9 +40,9 @@ def silence_unloading() -> None:
 
 SHARED = ("trained", "ray_cluster", "examined")
 """Fixtures of several modules that take long: with ``-n`` all of their tests are in one process."""
-FIRST = ("ray_cluster", "test_interrupted slow", "test_two_nodes slow", "test_faults slow", "test_scripts slow")
-FIRST += ("test_run slow", "examined", "test_curves slow", "test_acceptance slow", "test_ray_safety slow")
-FIRST += ("test_mirrored slow", "trained", "test_variants slow")
+FIRST = ("ray_cluster", "test_interrupted slow", "test_two_nodes slow", "test_faults slow", "examined")
+FIRST += ("test_run slow", "test_acceptance slow", "test_late_node slow", "trained", "test_ray_safety slow")
+FIRST += ("test_mirrored slow", "test_variants slow", "test_injection slow", "test_scripts slow")
 """The longest groups of slow tests, the longest first, so that no process ends with them."""
 
 

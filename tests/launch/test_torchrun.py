@@ -39,6 +39,7 @@ from harness.plan.planner import Plan, make_plan
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.run.execution import start_ray
 from tests.conftest import Make, gpu_cluster, laptop
+from tests.forked_launch import use_forks
 from tests.listening import outside, started_since
 
 TESTS = Path(__file__).parents[1]
@@ -432,8 +433,16 @@ def test_the_trials_of_a_group_share_its_processes_and_have_the_windows_of_every
     ],
 )
 def test_a_failure_is_a_row_and_ends_the_group(
-    group_of: Any, behaviour: str, workers: int, outcome: str, in_reason: str, in_detail: str
+    group_of: Any,
+    behaviour: str,
+    workers: int,
+    outcome: str,
+    in_reason: str,
+    in_detail: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if behaviour != "dies":  # which torchrun itself sees, and prints
+        use_forks(monkeypatch)
     launcher, group = group_of(behaviour, workers)
     again = replace(group.trials[0], block=1)
     messages = list(launcher.launch(replace(group, trials=(*group.trials, again)), deadline=None))
