@@ -48,7 +48,7 @@ ONE_PROCESS = "one process with all CPU threads"
 CHANGES_TRAINING = ("training.accumulation", "precision", "ddp.comm_hook", "per_device_batch_size", "global_batch_size")
 """The axes of which a faster setting may need more samples to the same target; batch norm sees micro-batches."""
 UNCONFIRMED = f"no confirmation of {CONFIRMING_BLOCKS} blocks was measured"
-NO_ERROR = "no sign of an error in every block"
+NO_ERROR = "no sign of a repeated error"
 SMALLEST = f"The smallest batch that reaches {percent(ENOUGH)} of the highest throughput"
 INGESTS: Mapping[str, str] = {
     "bottleneck": "the ingest is the bottleneck",

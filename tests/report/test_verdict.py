@@ -132,7 +132,7 @@ def test_only_several_leading_settings_are_named_again_and_by_what_differs() -> 
 
 TRUST = {"topic": "trust", "code": "low", "cell_id": "a", "n": 4, "subject": "fixed"}
 ADDED = "the ratio to the base is another in the blocks of later calls"
-AGREES = "one setting measured twice agrees with itself (A/A test); no sign of an error in every block"
+AGREES = "one setting measured twice agrees with itself (A/A test); no sign of a repeated error"
 DIFFERS = "one setting measured twice differs from itself (A/A test; by chance 1 run in 20 does)"
 
 
