@@ -115,10 +115,14 @@ class RunFolder:
         source = self.path / "experiment.resolved.yaml"
         return load_resolved(source, times=RESOLVED)
 
-    def given(self) -> Experiment:
-        """Return the experiment of the user's file, without the blocks that a resume has added."""
+    def given(self, home: Path | None = None) -> Experiment:
+        """Return the experiment of the user's file, without the blocks that a resume has added.
+
+        Relative paths are resolved against ``home``, the folder of that file; without it they stay relative.
+        """
         source = self.path / "experiment.yaml"
-        return parse_experiment(parse_mapping(read_text(source, MAX_BYTES), source=str(source)), source=str(source))
+        content = parse_mapping(read_text(source, MAX_BYTES), source=str(source))
+        return parse_experiment(content, source=str(source), home=home)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

@@ -151,7 +151,7 @@ def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *
         return experiment
     if request.resume not in (None, NEWEST) and request.resume.is_dir():
         folder = RunFolder.open(request.resume)
-        if folder.given().grids == experiment.grids:
+        if folder.given(request.home).grids == experiment.grids:
             return _of_grids(experiment, folder.experiment().grids)
     stand_in = _of_grids(experiment, [_with(grid, _first(experiment, grid)) for grid in experiment.grids])
     with ExitStack() as stack:

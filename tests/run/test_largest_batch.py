@@ -142,10 +142,13 @@ def test_batches_are_multiples_of_the_micro_batches(tmp_path: Path, monkeypatch:
     assert any(batch % 3 == 0 and batch >= 480 for batch in batches["single", 1])
 
 
-def test_a_run_is_resumed_with_the_batches_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("data", ["synthetic", "./images"])  # a path is relative to the file
+def test_a_run_is_resumed_with_the_batches_that_it_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, data: str
+) -> None:
     monkeypatch.setattr(largest_batch, "_round", Rounds(tmp_path / "rounds"))
     file = tmp_path / "x.yaml"
-    file.write_text(dump(SOUGHT, flow=None, width=100))
+    file.write_text(dump({**SOUGHT, "grid": {**SOUGHT["grid"], "data": data}}, flow=None, width=100))
     request = Request(file=file, output=tmp_path / "results")
     asked = read_experiment(request)
     resolved = with_largest_batches(request, asked, lambda event: None, search=True)
