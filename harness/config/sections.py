@@ -215,7 +215,7 @@ class Throughput(Strict):
     the waterfall are measured too, and, for at most ``links_seconds`` a placement (if unset 5 on GPUs, 1 on CPU slots;
     0: not at all), links and collectives. ``traces``: the best cell of the waterfall and its base are profiled once
     more after the blocks, and their traces kept.
-    ``keep_steps``: of each step one row is recorded, of its slowest rank with the mean over ranks; or all ranks' rows.
+    ``keep_steps``: of each step one row is recorded, of its slowest rank with means over ranks; or all ranks' rows.
     ``wait_for_quiet``: the longest time to wait, before each block, until other programs leave the processors idle.
     """
 

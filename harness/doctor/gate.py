@@ -26,19 +26,19 @@ class SkipRule:
     """Cells that are skipped: all with this key, or, with ``model``, those whose own estimate of memory is an error.
 
     An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices. With
-    ``like``, the cells of its batch and number of devices alone, and with ``computed`` those that compute as this says:
-    what raises there may train with others.
+    ``like``, the cells of its batch and number of devices alone, and with ``precision`` those of this one: what raises
+    there may train with others.
     """
 
     workload_key: tuple[str, ...]
     reason: SkipReason
     model: MemoryFacts | None = None
     like: Cell | None = None
-    computed: tuple[object, ...] | None = None
+    precision: str | None = None
 
     def reason_for(self, cell: Cell) -> SkipReason | None:
         """Return the reason to skip a cell; None if the rule does not apply to it."""
-        if cell.workload_key != self.workload_key or self.computed not in (None, computed(cell)):
+        if cell.workload_key != self.workload_key or self.precision not in (None, cell.precision):
             return None
         if self.like and _size(cell) != _size(self.like):
             return None
@@ -46,11 +46,6 @@ class SkipRule:
             return self.reason
         errors = [finding for finding in memory.judge(self.model, cell) if finding.severity == "error"]
         return SkipReason("doctor_memory", f"preflight: {memory.NAME}: {errors[0].seen}") if errors else None
-
-
-def computed(cell: Cell) -> tuple[object, ...]:
-    """Return how a cell computes: what raises in bf16, or compiled, may train in fp32."""
-    return cell.precision, cell.compile, cell.compile_mode, cell.activation_checkpointing
 
 
 def _size(cell: Cell) -> tuple[int, int]:
@@ -82,7 +77,7 @@ def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -
         model = facts.get("memory") if finding["check"] == memory.NAME else None
         how = how_to_allow(finding["check"])
         reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")
-        raised = (examined, computed(examined)) if finding["check"] == EXECUTION else (None, None)
+        raised = (examined, examined.precision) if finding["check"] == EXECUTION else (None, None)
         found.append(SkipRule(examined.workload_key, reason, model, *raised))
     return found
 

@@ -72,6 +72,11 @@ def format_links(links: Iterable[str]) -> str | None:
     return ", ".join(sorted(set(links), key=rank)) or None
 
 
+def _persistence_mode(nvml: Nvml, handle: object) -> int:
+    mode: int = nvml.nvmlDeviceGetPersistenceMode(handle)  # a name that an old version lacks
+    return mode
+
+
 def _captured(nvml: Nvml) -> Topology:
     handles = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
     remote = [_nvlinks(nvml, handle) for handle in handles]
@@ -84,7 +89,7 @@ def _captured(nvml: Nvml) -> Topology:
         )
         link = f"NV{count}" if count else None if level is None else PCIE.get(level)
         square[one][other] = square[other][one] = link
-    modes = [first(partial(nvml.nvmlDeviceGetPersistenceMode, handle)) for handle in handles]
+    modes = [first(partial(_persistence_mode, nvml, handle)) for handle in handles]
     return {
         "gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles],
         "links": square,

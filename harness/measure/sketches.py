@@ -104,8 +104,8 @@ def acts_by_mode(module: nn.Module) -> bool:
     """Return whether a layer acts differently in train mode: by dropout or batch statistics."""
     rate = getattr(module, "dropout", None)  # of recurrent layers and attention
     if isinstance(module, _DropoutNd):
-        rate = module.p
-    return isinstance(module, NORMS) or (isinstance(rate, float | int) and rate > 0)
+        rate = float(module.p)
+    return isinstance(module, NORMS) or (isinstance(rate, float) and rate > 0)
 
 
 def in_comparable_mode(

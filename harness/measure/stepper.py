@@ -351,7 +351,7 @@ def of_slowest(by_rank: Sequence[StepColumns]) -> StepColumns:
     if "weight" not in first:  # a script's
         return known
     weights = np.stack([columns["weight"] for columns in by_rank])
-    part = weights / np.maximum(weights.sum(axis=0), 1.0)
+    part = np.maximum(weights, 1.0) / np.maximum(weights.sum(axis=0), 1.0)  # a loss is over at least 1
     reported = {
         name: (part * np.stack([columns[name] for columns in by_rank])).sum(axis=0)
         for name in first

@@ -105,17 +105,17 @@ def _use(row: Statement, context: Context) -> Iterator[Said]:
     elif _word(ratio, context) != CLEAR:
         if not is_missing(ratio.p_value) and number(ratio.speedup) <= 1:
             yield _other(row, ratio), f"no gain shown by {name}: {_gain(ratio)} times{_larger_batch(ratio, context)}."
+    elif number(ratio.speedup) <= 1:
+        less = f"{name} has only {_gain(ratio)} of its throughput"
+        yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
     elif (with_all := _with_all_threads(ratio, context)) is not None and number(with_all.ratio) <= 1:
         less = f"{with_ends(times, with_all.ratio, with_all.low, with_all.high)} times"
         yield ONE_PROCESS, f"no gain shown by {name}: {less}, although {_gain(ratio)} times {_other(row, ratio)}."
-    elif number(ratio.speedup) > 1:
+    else:
         time = row.facts.devices / ratio.base_devices / number(ratio.speedup)
         is_wider = row.facts.devices != ratio.base_devices
         cost = f", for {times(time)} times the device time a sample" if is_wider else ""
         yield name, f"{_gain(ratio)} times {_other(row, ratio)}{cost}{_over_one_process(with_all, context)}{batch}."
-    else:
-        less = f"{name} has only {_gain(ratio)} of its throughput"
-        yield context.name(ratio.base_id), f"{less}{_larger_batch(ratio, context)}."
 
 
 def _with_all_threads(ratio: Row, context: Context) -> Row | None:
@@ -354,11 +354,12 @@ def _trust(row: Statement, context: Context) -> Said:
 
 def _aa_test(row: Statement, context: Context) -> str:
     """Return that the bases of some settings do not differ from their twins, with the interval of each."""
-    ratios = map(context.ratio, (row.cell_id, *row.others))
-    bases = {ratio.base_id for ratio in ratios if ratio} or {row.cell_id}  # which a leading cell may be itself
+    leading = (row.cell_id, *row.others)  # of which one may be a base itself
+    bases = {ratio.base_id if (ratio := context.ratio(one)) else one for one in leading}
     known = (one for one in rows_of(context.table("noise")) if one.cell_id in bases and not is_missing(one.low))
-    ends = ", ".join(f"{times(one.low)} to {times(one.high)}" for one in known)
-    return f"one setting measured twice agrees with itself (A/A test{f': {ends}' * bool(ends)})"
+    ends = [f"{times(one.low)} to {times(one.high)}" for one in known]
+    what = "one setting" if len(bases) == 1 else f"each of {len(bases)} settings"
+    return f"{what} measured twice agrees with itself (A/A test{': ' * bool(ends)}{', '.join(ends)})"
 
 
 def _equivalence(row: Statement, context: Context) -> Said:

@@ -134,7 +134,9 @@ def _of_blocks(experiment: Experiment, blocks: int) -> Experiment:
 
 def _different(one: Experiment, other: Experiment) -> list[str]:
     """Return the sections that differ; 1 and 1.0 do, of which other cells follow."""
-    then, now = ({key: json.dumps(value) for key, value in _content(each).items()} for each in (one, other))
+    then, now = (
+        {key: json.dumps(value, sort_keys=True) for key, value in _content(each).items()} for each in (one, other)
+    )
     return [key for key in now if then.get(key) != now[key]]
 
 

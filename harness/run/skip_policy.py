@@ -9,7 +9,7 @@ from dataclasses import replace
 from harness.analysis.sample_size import needed_blocks
 from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.config.sections import LOOKS
-from harness.doctor.gate import DIVERGENCE, SkipRule, computed, diverges, failed_rules, skip_reason, skip_rules
+from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, skip_reason, skip_rules
 from harness.plan.cell import Cell
 from harness.plan.feasibility import end_of
 from harness.plan.planner import Plan
@@ -80,7 +80,7 @@ class SkipPolicy:
         What raises with a large batch may train with a smaller one.
         """
         known = [rule for rule in self._refusals if rule.like and rule.workload_key == cell.workload_key]
-        alike = {rule.like: rule for rule in known if rule.like and rule.computed == computed(cell)}
+        alike = {rule.like: rule for rule in known if rule.like and rule.precision == cell.precision}
         if alike:
             smallest = min(alike, key=_samples)
             like = None if _samples(cell) < _samples(smallest) else cell

@@ -82,7 +82,8 @@ def restore(state: State, training: Training, ranks: Ranks) -> None:
         training.strategy.load_optimizer_state(training.model, training.optimizer, kept)
     for group, values in zip(training.optimizer.param_groups, kept["param_groups"], strict=True):
         group.update({name: value for name, value in values.items() if name != "params"})
-    training.scaler.load_state_dict(state.values["scaler"])
+    if scale := state.values.get("scaler"):
+        training.scaler.load_state_dict(scale)
     dcp.set_model_state_dict(training.unwrapped, dict(state.model), options=options)
     prefix = f"rank{ranks.rank}."
     states = {name.removeprefix(prefix): value for name, value in state.rng.items() if name.startswith(prefix)}

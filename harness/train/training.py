@@ -68,7 +68,7 @@ def no_mark(point: Phase) -> None:
 class StepValues(NamedTuple):
     """What a step reports of one rank: detached tensors of one number, or numbers, which are read after the window.
 
-    The table ``steps`` has a column of each name but ``weight``: the mean over ranks.
+    The table ``steps`` has a column of each name but ``weight``: the mean over ranks, by their weights.
     """
 
     loss: Tensor

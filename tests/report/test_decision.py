@@ -106,6 +106,12 @@ def test_one_process_with_all_threads_is_to_be_used_if_several_devices_of_a_cpu_
         )
 
 
+def test_a_base_that_is_faster_is_named_whatever_one_process_with_all_threads_is() -> None:
+    pair = {**CELLS["a"], "axis": "threads", "cell_id": "a", "other_id": "base", "ratio": 0.8, "p_value": 0.001}
+    found = [lines(STATED, scaling=[{**RATIO, "speedup": 0.7}], versus=versus)["USE"] for versus in ([pair], [])]
+    assert found[0] == found[1]
+
+
 def test_a_base_that_is_to_be_used_has_its_better_batch_beside_it() -> None:
     pair = {**CELLS["base"], "axis": "per_device_batch_size", "value": "256", "other_value": "32", "cell_id": "big"}
     pair |= {"other_id": "base", "ratio": 1.5, "low": 1.3, "high": 1.75, "p_value": 0.001}

@@ -157,6 +157,9 @@ def test_a_high_trust_has_the_interval_of_the_test_of_its_base() -> None:
         said = {**TRUST, "code": "high", "cell_id": cell_id}
         (sentence,) = sentences_on("trust", said, noise=noise, scaling=scaling)
         assert sentence.text == f"{AGREES.replace('test', 'test: 0.97 to 1.04')}."
+    (both,) = sentences_on("trust", {**TRUST, "code": "high", "others": ("c",)}, noise=noise, scaling=[RATIO])
+    each = AGREES.replace("one setting", "each of 2 settings").replace("test", "test: 0.97 to 1.04, 0.50 to 1.04")
+    assert both.text == f"{each}."
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(9, "36 s"), (800, "53 min"), (1000, "1 h 06 min")])

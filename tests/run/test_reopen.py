@@ -74,6 +74,7 @@ def test_a_number_of_another_type_is_another_experiment_since_its_cells_have_oth
     folder, _ = folder_of(tmp_path, more=one)
     with pytest.raises(RunFolderError, match="another experiment: optimizer differ"):
         reopen(folder.path, FILE, experiment_of(more=other))
+    reopen(folder.path, FILE, experiment_of(more="optimizer: {lr: 1, name: SGD}\n"))  # in another order
 
 
 def test_an_experiment_with_a_secret_goes_on_with_it_though_the_folder_does_not_hold_it(tmp_path: Path) -> None:

@@ -143,7 +143,7 @@ def test_code_that_raises_is_tried_at_other_batches_until_it_raises_there_too(pl
         assert (reason_of(policy, other) is not None) == refused
     assert all(reason_of(policy, trial) for trial in (*of_ddp, *alone))  # it raised with fewer samples: the whole kind
     in_bf16 = [replace(trial, cell=replace(trial.cell, precision="bf16")) for trial in (*of_ddp, *alone)]
-    assert not any(reason_of(policy, trial) for trial in in_bf16)  # computed otherwise
+    assert not any(reason_of(policy, trial) for trial in in_bf16)
     policy.learn(in_bf16[0], TrialResult("t", "error", "7"))
     assert not any(reason_of(policy, trial) for trial in in_bf16[1:])
 
