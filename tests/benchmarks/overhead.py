@@ -154,7 +154,7 @@ def harness_loop(*, detailed: bool) -> Loop:
     """The same in one of the harness's windows."""
 
     def run(stepper: Stepper, steps: int) -> tuple[Sequence[float], float]:
-        window = stepper.window("timed", steps, detailed=detailed).window
+        window = stepper.window("timed", steps, detailed=detailed)
         return window.step_s, window.duration_s
 
     return run

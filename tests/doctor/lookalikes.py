@@ -114,6 +114,21 @@ class ProperSplit(Healthy):
         return tuple(random_split(blobs(), [192, 64], generator=torch.Generator().manual_seed(1)))
 
 
+class AveragedWeights(ProperSplit):
+    """A copy of the model, whose weights are an average and which evaluates."""
+
+    def after_step(self, model: nn.Module, step: int) -> None:
+        if not step:
+            self.average = AveragedModel(model)
+        self.average.update_parameters(model)
+
+    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
+        x, y = batch
+        average = getattr(self, "average", model)
+        average.eval()
+        return {"accuracy": ((average(x).argmax(dim=1) == y).sum(), len(y))}
+
+
 class SplitSlices(Healthy):
     epochs = True
 
@@ -128,23 +143,6 @@ class FewValues(ProperSplit):
     def datasets(self) -> tuple[Any, Any]:
         train, validation = ([((x > 0).float(), y) for x, y in part] for part in super().datasets())
         return train, validation
-
-
-class AveragedWeights(Healthy):
-    """A copy of the model, whose weights are an average and which evaluates."""
-
-    epochs = True
-
-    def after_step(self, model: nn.Module, step: int) -> None:
-        if not step:
-            self.average = AveragedModel(model)
-        self.average.update_parameters(model)
-
-    def metrics(self, model: nn.Module, batch: Any) -> dict[str, Any]:
-        x, y = batch
-        average = getattr(self, "average", model)
-        average.eval()
-        return {"accuracy": ((average(x).argmax(dim=1) == y).sum(), len(y))}
 
 
 class EverySecondSample(Healthy):

@@ -24,7 +24,7 @@ def events_and_wall(device: torch.device) -> Verdict:
     steps = steps_for(stepper, 1.0 if cuda else 0.3)
     ratios = {}
     for detailed in (False, True):
-        windows = [stepper.window("timed", steps, detailed=detailed).window for _ in range(1 if cuda else 5)]
+        windows = [stepper.window("timed", steps, detailed=detailed) for _ in range(1 if cuda else 5)]
         found = [sum(window.step_s) / window.duration_s for window in windows]
         ratios[detailed] = min(found, key=lambda ratio: abs(ratio - 1))  # on a CPU other load may fall between the two
     text = f"steps / window: {ratios[False]:.4f}, with phases {ratios[True]:.4f}; bound 1 +- {CLOSE}"
@@ -35,7 +35,7 @@ def phases_and_steps(device: torch.device) -> Verdict:
     """The phases of a window add up to its steps, on the stream and on the host."""
     stepper = stepper_of(cell_of(device, SMALL), device)
     steps = steps_for(stepper, 0.3)
-    window = stepper.window("phases", steps).window
+    window = stepper.window("phases", steps)
     total = sum(window.step_s)
     shares = {name: seconds / total for name, seconds in window.phases.items()}
     off = abs(sum(shares.values()) - 1)
@@ -55,7 +55,7 @@ def energy(device: torch.device) -> Verdict:
         timed = []
         while time.perf_counter() - began < ENERGY_LEAST_S + 1.5:
             timed.append(stepper.window("timed", steps, detailed=False))
-        columns = monitor.columns(timed)
+        columns = monitor.columns(sum(window.weight for window in timed))
     keep("nvml_readings", {"power_w": reader.read_w, "columns": columns, "topology": capture_topology()})
     energy_j, seconds = columns.get("energy_j"), columns["watched_s"]
     if energy_j is None:

@@ -104,7 +104,7 @@ def _phase(device: torch.device, kind: str, phase: str) -> Verdict:
         stepper = stepper_with(workload, device)
         stepper.window("warmup", STEPS // WINDOWS)
         steps = STEPS // WINDOWS
-        windows = [stepper.window("phases", steps).window.phases for _ in range(WINDOWS)]
+        windows = [stepper.window("phases", steps).phases for _ in range(WINDOWS)]
         seconds[name] = {one: min(phases[one] for phases in windows) / steps for one in windows[0]}
     grown = {one: seconds["with"][one] - seconds["without"][one] for one in seconds["with"]}
     text = ", ".join(f"{one} {1000 * more:+.2f} ms" for one, more in grown.items() if abs(more) >= 1e-5)

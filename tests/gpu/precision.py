@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.measure.sketches import measure_sketches
+from harness.measure.stepper import TrainingData
 from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.precision import Precision
@@ -133,5 +134,5 @@ def options_train_alike(device: torch.device) -> Verdict:
 def update_on(ranks: Ranks, cell: Cell) -> list[float]:
     """Return the update of one rank, as the equivalence check takes it."""
     workload = workloads.build(cell)
-    found = measure_sketches(cell, workload, workload.datasets()[0], 0, ranks, lambda: None)
+    found = measure_sketches(TrainingData(cell, 0, ranks, *workload.datasets(), workload), lambda: None)
     return found.quantities["scaled_update"]

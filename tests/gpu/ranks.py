@@ -62,7 +62,7 @@ def compiled_shards(device: torch.device) -> Verdict:
         for compiles in (False, True):
             cell = cell_of(device, {**MLP, "strategy": "fsdp", "compile": compiles}, workload="mlp")
             stepper = stepper_of(cell, device)
-            window = stepper.window("timed", 5, detailed=False).window
+            window = stepper.window("timed", 5, detailed=False)
             losses[compiles] = torch.tensor(window.values["loss"], dtype=torch.float64)
     off = float(((losses[True] - losses[False]) / losses[False]).abs().max())
     return judged(off <= MAX_DIFFERENCE, f"losses of 5 steps differ by {off:.1e}; bound {MAX_DIFFERENCE}")

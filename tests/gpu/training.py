@@ -95,7 +95,7 @@ def loads(device: torch.device) -> Verdict:
     losses = {}
     for workers in (0, 2):
         stepper = stepper_of(cell_of(device, {**SMALL, "loader.workers": workers}), device)
-        losses[workers] = torch.tensor(stepper.window("timed", 2 * STEPS).window.values["loss"])
+        losses[workers] = torch.tensor(stepper.window("timed", 2 * STEPS).values["loss"])
     off = float((losses[2] - losses[0]).abs().max() / losses[0].abs().max())
     return judged(off <= CLOSE, f"losses differ by {off:.1e} in {2 * STEPS} steps; bound {CLOSE:.0e}", off=off)
 

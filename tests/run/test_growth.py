@@ -93,8 +93,8 @@ def test_after_a_wait_in_vain_what_fits_is_run(experiment: Experiment) -> None:
     assert notes[-1] == "No more nodes came in 200 s; what fits on 2 nodes, 64 CPU cores, 8 GPUs (A100) is run"
     assert [note.split(":")[0] for note in notes[2:-1]] == ["After 64 s", "After 124 s", "After 184 s"]
     plan, notes = wait(Scripted(0), experiment, seconds=10)
-    assert not plan.trials and {skip.skip_code for skip in plan.skips} == {"too_few_devices"}
-    assert all(skip.reason.endswith("; no more came in 10 s (cluster.wait_for)") for skip in plan.skips)
+    assert not plan.trials and {reason.code for reason in plan.skips.values()} == {"too_few_devices"}
+    assert all(why.text.endswith("; no more came in 10 s (cluster.wait_for)") for why in plan.skips.values())
     assert notes[-1] == "No more nodes came in 10 s; what fits on 0 nodes, 0 CPU cores, no GPU is run"
 
 
