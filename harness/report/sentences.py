@@ -130,8 +130,8 @@ def _over_one_process(row: Row | None, context: Context) -> str:
         return ""
     if _word(row, context) == CLEAR:
         return f"; {with_ends(times, row.ratio, row.low, row.high)} times {ONE_PROCESS}"
-    ends = "" if is_missing(row.low) else f", {times(row.low)} to {times(row.high)}"
-    return f"; not clearly faster than {ONE_PROCESS} ({times(row.ratio)}{ends}; {_sure_words(row, context)})"
+    ratio = with_ends(times, row.ratio, row.low, row.high)
+    return f"; not clearly faster than {ONE_PROCESS}: {ratio} times, {_sure_words(row, context)}"
 
 
 def _larger_batch(ratio: Row, context: Context) -> str:

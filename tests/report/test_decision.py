@@ -87,11 +87,11 @@ def test_one_process_with_all_threads_stands_beside_several_devices_of_a_cpu() -
     (said,) = lines(STATED, scaling=[RATIO], versus=[pair])["USE"]
     assert said.endswith("a sample; 1.21 (1.14 to 1.29) times one process with all CPU threads.")
     for change, ends in (
-        ({"p_value": 0.2, "low": 0.9}, "1.21, 0.90 to 1.29; leaning (p = 0.2)"),
-        ({"p_value": None, "low": None, "high": None}, "1.21; open, as fewer than 3 blocks have no interval"),
+        ({"p_value": 0.2, "low": 0.9}, "1.21 (0.90 to 1.29) times, leaning (p = 0.2)"),
+        ({"p_value": None, "low": None, "high": None}, "1.21 times, open, as fewer than 3 blocks have no interval"),
     ):
         (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
-        assert said.endswith(f"a sample; not clearly faster than one process with all CPU threads ({ends}).")
+        assert said.endswith(f"a sample; not clearly faster than one process with all CPU threads: {ends}.")
     for change in ({"ratio": None}, {"cell_id": "b"}, {"axis": "compile"}):
         (said,) = lines(STATED, scaling=[RATIO], versus=[{**pair, **change}])["USE"]
         assert said.endswith("a sample.")
