@@ -38,7 +38,18 @@ from harness.config.script import CURVE_METRICS
 from harness.config.sections import Target
 from harness.plan.labels import Labels, joined
 from harness.plan.run_environment import RunEnvironment
-from harness.record.schema import CELLS, CONVERGENCE, DESCRIPTION, MISSING, OUTCOMES, RANKS, TRIALS, WINDOWS, Table
+from harness.record.schema import (
+    CELLS,
+    CONVERGENCE,
+    DESCRIPTION,
+    MISSING,
+    OUTCOMES,
+    RANKS,
+    STEPS,
+    TRIALS,
+    WINDOWS,
+    Table,
+)
 from harness.record.schema.table import floats
 
 
@@ -115,7 +126,10 @@ def compile_seconds(lines: Lines) -> dict[str, float]:
     return dict(sorted((line["cell_id"], line["parts"]["compile"]) for line in timed))
 
 
-QUANTILES: Mapping[str, float] = {"step_p5_s": 0.05, "step_s": 0.5, "step_p95_s": 0.95}
+OF_STEPS = tuple(name for name in CELLS.names if name in STEPS.names)
+"""The columns of CELLS that are medians over the timed steps of their trials: those that STEPS has too."""
+TAILS: Mapping[str, float] = {"step_p5_s": 0.05, "step_p95_s": 0.95}
+"""Quantiles of the time of a step."""
 
 
 def cells(
@@ -139,7 +153,8 @@ def cells(
         kind: max(float(row.measured_peak_flops_per_s) for row in rows)
         for kind, rows in grouped(with_peak, _device_kind).items()
     }
-    steps = times.of_cells(counted, "step_s")
+    steps = {name: times.of_cells(counted, name) for name in OF_STEPS}
+    step_s = steps["step_s"]
     rows = []
     for cell_id, group in by_cell(rows_of(counted)).items():
         first = group[0]
@@ -152,7 +167,8 @@ def cells(
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first.devices,
-                **{name: float(np.quantile(steps[cell_id], q)) for name, q in QUANTILES.items() if cell_id in steps},
+                **{name: float(np.median(of[cell_id])) for name, of in steps.items() if cell_id in of},
+                **{name: float(np.quantile(step_s[cell_id], q)) for name, q in TAILS.items() if cell_id in step_s},
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "compile_s": compiling.get(cell_id),
                 "peak_memory_bytes": max(_known(group, "peak_memory_bytes"), default=None),

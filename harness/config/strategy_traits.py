@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from harness.config.values import Axis
 
@@ -22,6 +22,11 @@ class Strict(BaseModel):
     """A frozen model that rejects unknown keys and converts no types."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid")
+
+
+def whole_if_equal(value: float) -> float:
+    """Return an integer for a number without a fraction: 25.0 and 25 make one cell."""
+    return int(value) if value == int(value) else value
 
 
 class NoOptions(Strict):
@@ -41,11 +46,11 @@ class ProcessOptions(Strict):
 class DdpOptions(ProcessOptions):
     """Arguments of DistributedDataParallel, with its defaults. A list is an axis.
 
-    ``bucket_cap_mb``: 25 is as without it, where the first bucket has 1 MiB. ``comm_hook``: gradients are exchanged in
-    float32 (none), or rounded to bfloat16 or float16 before.
+    ``bucket_cap_mb``: in MiB; 25 is as without it, where the first bucket has 1 MiB. ``comm_hook``: gradients are
+    exchanged in float32 (none), or rounded to bfloat16 or float16 before.
     """
 
-    bucket_cap_mb: Axis[Annotated[int, Field(ge=1, le=100_000)]] = (25,)
+    bucket_cap_mb: Axis[Annotated[float, Field(ge=0.001, le=100_000), AfterValidator(whole_if_equal)]] = (25,)
     gradient_as_bucket_view: Axis[bool] = (False,)
     static_graph: Axis[bool] = (False,)
     find_unused_parameters: Axis[bool] = (False,)

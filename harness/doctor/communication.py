@@ -20,7 +20,7 @@ from harness.config.values import MIB
 from harness.doctor.subject import Case, Check, Subject
 from harness.measure.links import Meter, backend_of, collectives
 from harness.measure.window import synchronize
-from harness.plan.cell import Cell, int_option
+from harness.plan.cell import Cell
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
 from harness.system.process import die_with_parent
@@ -208,8 +208,9 @@ def figures(seen: Sequence[Exchange | None], case: Case) -> dict[str, str]:
 
 def bucket_bytes(cell: Cell, parameter_bytes: int) -> int:
     """Return the size of a ddp message: a bucket, or the whole gradient if that is smaller."""
-    cap = int_option(cell.strategy_options, "bucket_cap_mb", 25) * MIB
-    return max(8, min(cap, parameter_bytes) // 4 * 4)
+    cap = cell.strategy_options.get("bucket_cap_mb", 25)
+    assert isinstance(cap, int | float)
+    return max(8, min(int(cap * MIB), parameter_bytes) // 4 * 4)
 
 
 CHECK = Check(observe, judge, needs_peers=True, figures=figures)

@@ -14,6 +14,7 @@ from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.real_steps import group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
+from harness.plan.cell import EAGER
 from harness.plan.checks import Finding, join_names
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.rows import Severity
@@ -129,8 +130,7 @@ def observe(subject: Subject) -> Products:
         cell=replace(
             cell,
             precision="fp32",
-            compile=False,
-            compile_mode="default",
+            **EAGER,
             training={},  # clipping would hide a wrong factor
             per_device_batch_size=batch // cell.devices,
             global_batch_size=batch,

@@ -28,7 +28,7 @@ from typing import Generic, NamedTuple, TypeVar, cast, get_args
 from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes, batch_axis
 from harness.config.sections import ACCUMULATION
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
-from harness.plan.cell import MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
+from harness.plan.cell import EAGER, MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
@@ -101,8 +101,7 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
         per_device_batch_size=share_of(batch, cell.devices),
         global_batch_size=batch,
         precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
-        compile=False,
-        compile_mode="default",
+        **EAGER,
         loader={},
         schedule={},
     )

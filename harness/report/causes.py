@@ -14,7 +14,7 @@ from harness.config.axes import BATCHES, LATER, PLAIN_AXES, batch_axis
 from harness.config.experiment import Experiment
 from harness.config.sections import AUTO
 from harness.config.strategy_traits import BROADCAST, BUILTIN_TRAITS, COLLECTIVES, EXCHANGE_CPU, OWN_COLLECTIVES, SPARSE
-from harness.config.values import PlainValue, as_axis
+from harness.config.values import MIB, PlainValue, as_axis
 from harness.config.yaml_source import dump
 from harness.plan.cell import MOST_MICRO_BATCH
 from harness.report.row import Row, Scalar, is_missing, number, plural, rows_of
@@ -109,12 +109,12 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
 
 def _applies(option: Option, row: Row) -> bool:
     """Return whether the cell's strategy and batch have the option."""
-    parameters = row.get("parameters")
-    if option in OF_LARGE_GRADIENTS and parameters and GRADIENT_BYTES * parameters <= FIRST_BUCKET_BYTES:
+    parameters, options = row.get("parameters"), row.get("options") or {}
+    bucket = min(FIRST_BUCKET_BYTES, MIB * options.get(BUCKETS.axis, 25))
+    if option in OF_LARGE_GRADIENTS and parameters and GRADIENT_BYTES * parameters <= bucket:
         return False
     if option is ACCUMULATION:
-        options = row.get("options")
-        static = isinstance(options, Mapping) and options.get("ddp.static_graph")
+        static = options.get("ddp.static_graph")
         return number(row.per_device_batch_size) % MICRO_BATCHES == 0 and not static and not is_automatic(row)
     if option is COMPILE:
         traits = BUILTIN_TRAITS.get(row.strategy)

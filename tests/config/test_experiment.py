@@ -32,7 +32,7 @@ def having(**sections: Any) -> dict[str, Any]:
 
 
 def test_a_grid_has_axes_a_scalar_is_one_value_and_a_dotted_key_an_option() -> None:
-    options = {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [1, 25]}
+    options = {"optimizer.lr": [0.1, 0.2], "ddp.bucket_cap_mb": [0.5, 25.0]}
     content = grid(strategy="ddp", devices=2, **options) | {"convergence": {"epochs": 1, "seeds": [3]}}
     experiment = config.parse_experiment(content, source="f")
     assert experiment.grid is not None
@@ -125,6 +125,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(strategy_options={"zero 1:A": {"x": 1}}), "strategy_options.zero 1:A: unknown key"),
     (having(strategy_options={"ddq": {}}), "strategy_options.ddq: unknown key; did you mean 'ddp'?"),
     (having(strategy_options={"ddp": {"bucket_cap_mb": -1}}), "strategy_options.ddp.bucket_cap_mb[0]: got -1"),
+    (having(strategy_options={"ddp": {"bucket_cap_mb": 0}}), "strategy_options.ddp.bucket_cap_mb[0]: got 0"),
     (having(strategy_options={"dp": {"x": 1}}), "strategy_options.dp.x: unknown key; nothing is allowed here"),
     (having(workload_options=[1]), "workload_options: got [1]"),
     (having(workload_options={"width": float("inf")}), "workload_options.width: got inf"),

@@ -486,6 +486,7 @@ def test_wrong_collective_results_are_detected_in_buckets_no_larger_than_the_gra
     assert communication.bucket_bytes(cell(), 4000) == 4000
     assert communication.bucket_bytes(cell(), 10 * 2**20) == 10 * 2**20
     assert communication.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 1}), 10 * 2**20) == 2**20
+    assert communication.bucket_bytes(cell(strategy_options={"bucket_cap_mb": 0.5}), 10 * 2**20) == 2**19
 
 
 def node(host: str, **more: Any) -> dict[str, Any]:

@@ -252,6 +252,12 @@ def test_buckets_and_compression_are_not_for_a_gradient_that_the_first_bucket_ho
     )
 
 
+def test_larger_buckets_are_for_a_small_gradient_that_is_split_all_the_same() -> None:
+    split = Row(LEADING, parameters=19_000, options={"ddp.bucket_cap_mb": 0.01})
+    found = applicable(ADVICE["exposed communication"], split, experiment())
+    assert "ddp.bucket_cap_mb" in [option.axis for option in found]
+
+
 @pytest.mark.parametrize(("cores", "values"), [(1, None), (2, (0, 1)), (4, (0, 2)), (6, (0, 2, 3)), (64, (0, 2, 4))])
 def test_a_node_has_cores_for_the_loader_workers_of_its_devices(cores: int, values: tuple[int, ...] | None) -> None:
     found = applicable(ADVICE["waiting for data"], LEADING, experiment(), cores)
