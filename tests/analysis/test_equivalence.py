@@ -131,6 +131,23 @@ def test_in_16_bits_an_update_is_judged_by_its_part_along_that_of_one_device() -
     assert reason(gradient=[3.4, 3.7]) == "not equivalent to one device: its gradient in bf16 differs by 10 %"
 
 
+@pytest.mark.parametrize(
+    ("gradient", "update", "equivalent"),
+    [
+        ([3.0, 4.0], [0.316, 0.388], False),  # 4 % across: an equal gradient explains none of it
+        ([3.003, 4.004], [0.316, 0.388], True),
+        ([3.003, 4.004], [0.309, 0.412], False),  # a rate that is 3 % too large
+        ([3.06, 4.08], [0.316, 0.388], False),
+    ],
+)
+def test_if_a_gradient_differs_by_more_than_rounding_the_signs_of_adam_do_too(
+    gradient: list[float], update: list[float], equivalent: bool
+) -> None:
+    own = {"gradient": gradient, "first_update": update}
+    found = equivalence(trials_of(LINES), quantities_of(("single", RIGHT), ("ddp2", RIGHT | own)))
+    assert found["equivalent"].tolist() == [equivalent]
+
+
 def test_a_strategy_without_gradients_is_judged_by_its_updates_and_a_check_without_them_not_at_all() -> None:
     own = {name: vector for name, vector in RIGHT.items() if name != "gradient"}
     found = equivalence(trials_of(LINES), quantities_of(("single", RIGHT), ("ddp2", own)))

@@ -40,7 +40,11 @@ EQUIVALENCE = Table(
     *CELL_COLUMNS,
     string("computed_in", "precision of the steps: fp32, or the cell's if that is bf16 or fp16"),
     real("gradient_difference", "norm of the difference of both gradients over that of one device's"),
-    real("first_difference", "difference of the first update; in 16 bits: of its part along one device's"),
+    real(
+        "first_difference",
+        "difference of the first update; in 16 bits, or if the gradient differs by over 0.01 %, of its part along "
+        "one device's",
+    ),
     real("difference", "difference of scaled updates"),
     real("bound", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
     flag("equivalent", "true if each difference is at most the bound; `<NA>` if unknown"),
