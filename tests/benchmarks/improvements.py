@@ -31,6 +31,7 @@ from harness.train.workloads import Datasets
 from harness.train.workloads.mlp import Mlp
 from tests.benchmarks.figures import UNCHECKED, measured_apart, table_of_numbers, write_figures
 
+MODULE = "tests.benchmarks.improvements"
 INERT = 6
 """The candidates of a run whose candidates change nothing."""
 MOST_CLAIMS, LEAST_PROVED = 3, 11
@@ -38,7 +39,12 @@ WORKLOADS: Mapping[str, Mapping[str, Any]] = {
     "resnet": {"workload": "image_classification", "workload_options": {"width": 8}, "model": "resnet8"},
     "gpt": {"workload": "language_model", "workload_options": {}, "model": "micro"},
     "unet": {"workload": "segmentation", "workload_options": {}, "model": "small"},
-    "mlp": {"workload": "mlp", "workload_options": {"layers": 40, "width": 64}, "model": "small"},
+    "mlp": {
+        "workload": "mlp",
+        "workload_options": {"layers": 20, "width": 64},
+        "model": "small",
+        "optimizer": {"lr": 1e-3},
+    },
 }
 BATCHES = {"resnet": 64, "gpt": 16, "unet": 16, "mlp": 64}
 LATE_S = 0.0004
@@ -79,7 +85,7 @@ Plant = Callable[[str], dict[str, Any]]
 
 
 def slow_disk(name: str) -> dict[str, Any]:
-    return {"workload": f"{__name__}:{SlowDisk.__name__}", "workload_options": {"layers": int(name)}, "model": "small"}
+    return {"workload": f"{MODULE}:{SlowDisk.__name__}", "workload_options": {"layers": int(name)}, "model": "small"}
 
 
 FAULTS: Mapping[str, tuple[tuple[str, ...], Plant]] = {
@@ -116,7 +122,7 @@ def planted(fault: str, name: str) -> dict[str, Any]:
 
 def same(number: int) -> dict[str, Any]:
     """Return the experiment whose candidates change nothing."""
-    workload = {"workload": f"{__name__}:{Ignoring.__name__}", "model": "small"}
+    workload = {"workload": f"{MODULE}:{Ignoring.__name__}", "model": "small"}
     return experiment(f"same-{number}", 64, workload, explain=False)
 
 
