@@ -48,15 +48,15 @@ def _on_any_machine(cell: Cell) -> Iterator[SkipReason]:
         yield SkipReason("micro_batch_indivisible", text)
     if parts > 1 and cell.strategy_options.get("static_graph"):
         yield SkipReason(
-            "static_graph",
+            "excluding",
             "static_graph is incompatible with training.accumulation: DDP fails in a backward pass without gradient "
             "synchronisation",
         )
     if cell.compile and not traits.compiles:
         why = ": its replicas are rebuilt at every step" if traits.replicates else ""
-        yield SkipReason("strategy_compile", f"compile does not apply to {cell.strategy}{why}")
+        yield SkipReason("excluding", f"compile does not apply to {cell.strategy}{why}")
     if cell.compile_mode != "default" and not cell.compile:
-        yield SkipReason("compile_mode", f"compile_mode {cell.compile_mode} applies to compiled cells (compile: true)")
+        yield SkipReason("excluding", f"compile_mode {cell.compile_mode} applies to compiled cells (compile: true)")
 
 
 def _on_this_machine(cell: Cell, machine: Machine) -> Iterator[SkipReason]:

@@ -129,7 +129,7 @@ Kind = Literal["throughput", "convergence", "diagnostic"]
 Purpose = Literal["", "twin", "threads", "explain", "profile", "equivalence", "doctor", "links"]
 """The purpose of a diagnostic trial; PURPOSES in plan/trial.py says what each is."""
 Outcome = Literal["ok", "oom", "diverged", "error", "timeout", "lost", "skipped"]
-NoSuchCell = Literal["strategy_devices", "strategy_nodes", "strategy_compile", "compile_mode", "static_graph"]
+NoSuchCell = Literal["strategy_devices", "strategy_nodes", "excluding"]
 NoSuchNumbers = Literal["uneven_nodes", "batch_indivisible", "micro_batch_indivisible"]
 ImpossibleCode = Literal[NoSuchCell, NoSuchNumbers]
 """Why no machine can run a cell."""

@@ -26,9 +26,9 @@ ONE_NODE_LAUNCHER = "launcher_nodes: launcher torchrun runs on one node only, no
 HERE_LAUNCHER = "launcher_cluster: launcher torchrun runs on this machine only, not in a cluster"
 INDIVISIBLE = "micro_batch_indivisible: per-device batch 8 does not divide into"
 DP_NODES = "strategy_nodes: dp runs on one node only: one process uses all its devices"
-EAGER_MODE = "compile_mode: compile_mode max-autotune applies to compiled cells (compile: true)"
-DP_COMPILED = "strategy_compile: compile does not apply to dp: its replicas are rebuilt at every step"
-STATIC_GRAPH = "static_graph: static_graph is incompatible with training.accumulation: DDP fails in a backward pass "
+EAGER_MODE = "excluding: compile_mode max-autotune applies to compiled cells (compile: true)"
+DP_COMPILED = "excluding: compile does not apply to dp: its replicas are rebuilt at every step"
+STATIC_GRAPH = "excluding: static_graph is incompatible with training.accumulation: DDP fails in a backward pass "
 STATIC_GRAPH += "without gradient synchronisation"
 GLOO_SHARDS = "gloo_shards: fsdp needs NCCL: gloo crashes if it gathers shards of a GPU whole"
 
