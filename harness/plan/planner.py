@@ -215,12 +215,16 @@ def make_plan(
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:
-    """Return worker groups: blocks in order, groups of a block and trials of a group in random order by ``seed``."""
+    """Return worker groups: blocks in order, groups of a block and trials of a group in random order by ``seed``.
+
+    Each second block reverses the order of the one before: what comes first in a group is slower by some percent on a
+    CPU, and must not be the same cell in most blocks.
+    """
     groups: list[WorkerGroup] = []
     trials = sorted(trials, key=lambda t: t.block)
     placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
     for block, in_block in groupby(trials, key=lambda t: t.block):
-        order = random.Random(f"{seed}:{block}")
+        turn = _turns(f"{seed}:{block // 2}", reverse=bool(block % 2))
         by_key: dict[GroupKey, list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
@@ -229,11 +233,8 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             key = GroupKey(*asked, twin, variants, variables_of(cell.env))
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
-        keys = sorted(by_key)
-        order.shuffle(keys)
-        for position, key in enumerate(keys):
-            members = by_key[key]
-            order.shuffle(members)
+        for position, key in enumerate(sorted(by_key, key=turn)):
+            members = sorted(by_key[key], key=lambda trial: turn((trial.cell.id, trial.purpose)))
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
@@ -245,6 +246,12 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             where = (placement, device, oversubscribe)
             groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variants, env))
     return tuple(groups)
+
+
+def _turns(seed: str, *, reverse: bool) -> Callable[[object], float]:
+    """Return a random sort key of what it is given, which depends on nothing else; with ``reverse`` the opposite."""
+    sign = -1 if reverse else 1
+    return lambda thing: sign * random.Random(f"{seed}:{thing}").random()
 
 
 def trace_groups(plan: Plan, cells: Sequence[Cell], most_bytes: int) -> tuple[WorkerGroup, ...]:

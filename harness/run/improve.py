@@ -48,8 +48,8 @@ OF_TRIALS = 0.5
 OF_BLOCKS = 0.8
 """The share of a step's time that blocks as long as those of earlier steps may take."""
 BLOCKS = {
-    SCREENING: (SCREENING_BLOCKS, 5),
-    COMBINATION: (SCREENING_BLOCKS, 5),
+    SCREENING: (SCREENING_BLOCKS, 6),
+    COMBINATION: (SCREENING_BLOCKS, 6),
     CONFIRMATION: (CONFIRMING_BLOCKS, 12),
 }
 """The fewest and the most blocks of a step. An interval of 12 is half as wide as one of 5 (Student's t)."""
@@ -168,7 +168,7 @@ class Improvement:
         trials = (EXPLAINED if step == CONFIRMATION else 1) * (1 + len(tried))
         left_s = self._left_s(step)
         fits = min(OF_BLOCKS * left_s / group_s, OF_TRIALS * left_s / (trials * self._trial_s))
-        return max(fewest, min(most, int(fits)))
+        return max(fewest, min(most, int(fits)) // 2 * 2)  # of an even number each setting is first in half
 
     def _left_s(self, step: str) -> float:
         return self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()

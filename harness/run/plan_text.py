@@ -121,7 +121,8 @@ def _numbers(plan: Plan) -> list[str]:
     if any(group.is_shared for group in plan.groups):
         groups += ", whose ranks wait for trials on some of them"
     together = (
-        f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}."
+        f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}, "
+        "reversed in each second block."
     )
     most = plan.experiment.throughput.wait_for_quiet if plan.experiment.throughput else None
     waits = [f"Before each block: a wait until other programs are idle, at most {duration(most)}."] if most else []

@@ -52,6 +52,20 @@ def test_the_order_is_random_but_the_seed_decides_it() -> None:
     assert one != two and set(one) == set(two)
 
 
+def test_each_second_block_reverses_the_order_so_that_no_cell_is_first_more_often_than_another() -> None:
+    twins = {"blocks": 4, "twin": True}
+    plan = plan_of(GRID, throughput=twins, preflight=True, convergence={"epochs": 1, "seeds": 1})
+
+    def order(block: int, purpose: str) -> list[str]:
+        of = [trial for trial in plan.trials if trial.block == block and trial.kind != "convergence"]
+        return [trial.cell.id for trial in of if trial.purpose == purpose]
+
+    for purpose in ("", "twin"):
+        assert order(0, purpose) == order(1, purpose)[::-1] and order(2, purpose) == order(3, purpose)[::-1]
+        assert len(order(0, purpose)) > 1
+    assert order(0, "") not in (order(2, ""), order(3, ""))
+
+
 def test_convergence_takes_the_most_devices_at_one_batch_size_and_a_block_a_seed() -> None:
     plan = plan_of(GRID, throughput=None, convergence={"epochs": 1, "seeds": 0})
     chosen = {(t.cell.strategy, t.cell.devices, t.cell.per_device_batch_size) for t in plan.trials}

@@ -27,11 +27,10 @@ def policy_of(plan: Plan, *lines: Any) -> SkipPolicy:
 
 
 def trial_of(plan: Plan, strategy: str, batch: int, *, purpose: str = "") -> Trial:
-    return next(
-        trial
-        for trial in plan.trials
-        if (trial.cell.strategy, trial.cell.per_device_batch_size, trial.purpose) == (strategy, batch, purpose)
-    )
+    """Return the first trial of such a cell on the most devices."""
+    wanted = (strategy, batch, purpose)
+    of = (each for each in plan.trials if (each.cell.strategy, each.cell.per_device_batch_size, each.purpose) == wanted)
+    return max(of, key=lambda trial: trial.cell.devices)
 
 
 def reason_of(policy: SkipPolicy, trial: Trial) -> str | None:
