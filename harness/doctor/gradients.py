@@ -14,7 +14,6 @@ from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.real_steps import group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
 from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
-from harness.plan.cell import EAGER
 from harness.plan.checks import Finding, join_names
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.rows import Severity
@@ -128,9 +127,8 @@ def observe(subject: Subject) -> Products:
     subject = replace(
         subject,
         cell=replace(
-            cell,
+            cell.eager,
             precision="fp32",
-            **EAGER,
             training={},  # clipping would hide a wrong factor
             per_device_batch_size=batch // cell.devices,
             global_batch_size=batch,

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor.facts import Steps
-from harness.plan.cell import EAGER, MOST_MICRO_BATCH, Cell
+from harness.plan.cell import MOST_MICRO_BATCH, Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
 from harness.plan.memory_forecast import Mode, at_smaller_batch
@@ -209,7 +209,7 @@ def doctor_cell(cell: Cell) -> Cell:
     """
     recipe = {name: value for name, value in cell.training.items() if name not in ("accumulation", MOST_MICRO_BATCH)}
     return at_smaller_batch(
-        replace(cell, **EAGER, activation_checkpointing="none", training=recipe),
+        replace(cell.eager, activation_checkpointing="none", training=recipe),
         cell.micro_batches,
     )
 

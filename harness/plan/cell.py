@@ -8,9 +8,9 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Literal
 
-from harness.config.axes import AXES, LATER, SHARED_SECTIONS
+from harness.config.axes import LATER, SHARED_SECTIONS
 from harness.config.builtin_workloads import emulates_compute
 from harness.config.strategy_traits import BUILTIN_TRAITS, StrategyTraits
 from harness.config.values import PlainValue
@@ -121,6 +121,11 @@ class Cell:
         k = self.global_batch_size / base
         return k if scaling == "linear" else math.sqrt(k)
 
+    @property
+    def eager(self) -> Cell:
+        """The same cell without compilation."""
+        return replace(self, compile=False, compile_mode="default")
+
     def axis(self, name: str) -> PlainValue:
         """Return the cell's value on an axis, named as in the experiment file; None if it has no such option."""
         if "." in name:
@@ -162,8 +167,6 @@ class Cell:
         return all(is_wanted(values, self.axis(name)) for name, values in wanted.items())
 
 
-EAGER: Mapping[str, Any] = {name: AXES[name].default for name in ("compile", "compile_mode")}
-"""The fields of a cell that is not compiled, for ``replace``."""
 CONTENT = tuple(each.name for each in fields(Cell) if each.compare)
 """The fields that make a cell's id."""
 UNSET = object()

@@ -28,7 +28,7 @@ from typing import Generic, NamedTuple, TypeVar, cast, get_args
 from harness.config.axes import AXES, BATCHES, CELL_AXES, LATER, LauncherName, PrecisionName, TrialAxes, batch_axis
 from harness.config.sections import ACCUMULATION
 from harness.config.strategy_traits import BASE_STRATEGY, strategy_order
-from harness.plan.cell import EAGER, MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
+from harness.plan.cell import MOST_MICRO_BATCH, Cell, format_gpu_ids, share_of
 from harness.plan.rows import PartnerIds, SetIds
 
 REDUCED_PRECISIONS = ("bf16", "fp16")
@@ -94,14 +94,13 @@ def equivalence_cell(cell: Cell, batch: int) -> Cell:
     # of the training options those that a small batch can have: others would split it, or shrink the step
     kept = {name: value for name, value in cell.training.items() if name.startswith("clip_")}
     return replace(
-        cell,
+        cell.eager,
         training=kept,
         scaling="strong",
         uneven=None,
         per_device_batch_size=share_of(batch, cell.devices),
         global_batch_size=batch,
         precision=cell.precision if cell.precision in REDUCED_PRECISIONS else "fp32",
-        **EAGER,
         loader={},
         schedule={},
     )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from harness.config.values import GIB, MIB
-from harness.plan.cell import EAGER, Cell, Options
+from harness.plan.cell import Cell, Options
 from harness.plan.checks import Finding
 from harness.plan.comparison import REDUCED_PRECISIONS, single_device_cell
 from harness.plan.inventory import Inventory
@@ -309,14 +309,13 @@ def traced_cell(cell: Cell) -> Cell:
     one = cell if sharded else single_device_cell(cell)
     devices = one.devices if hybrid else min(one.devices, MOST_DEVICES)
     return replace(
-        one,
+        one.eager,
         devices=devices,
         nodes=cell.nodes if hybrid else 1,
         scaling="weak",
         per_device_batch_size=share,
         global_batch_size=share * devices,
         precision={"tf32": "fp32", "fp16": "bf16"}.get(cell.precision, cell.precision),
-        **EAGER,
         oversubscribed=False,
         launcher="ray",
         device_ids=(),
