@@ -222,7 +222,8 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     """
     groups: list[WorkerGroup] = []
     trials = sorted(trials, key=lambda t: t.block)
-    placements = {cell: place(cell) for cell in {trial.cell for trial in trials}}
+    placements = {cell: place(cell) for cell in dict.fromkeys(trial.cell for trial in trials)}
+    numbers = {cell: number for number, cell in enumerate(placements)}
     for block, in_block in groupby(trials, key=lambda t: t.block):
         turn = _turns(f"{seed}:{block // 2}", reverse=bool(block % 2))
         by_key: dict[GroupKey, list[Trial]] = {}
@@ -234,7 +235,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
         for position, key in enumerate(sorted(by_key, key=turn)):
-            members = sorted(by_key[key], key=lambda trial: turn((trial.cell.id, trial.purpose)))
+            members = sorted(by_key[key], key=lambda trial: turn((numbers[trial.cell], trial.purpose)))
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)

@@ -80,7 +80,8 @@ def test_the_interval_holds_a_further_training_in_95_of_100() -> None:
 
 
 def rate(cell: Cell, block: int) -> float:
-    return 1000.0 * (1.6 if cell.devices == 2 else 1.0) * (1 + 0.01 * block)
+    wrapped = 1.0 if cell.strategy == "single" else 0.9999  # so that ties are none
+    return 1000.0 * (1.6 if cell.devices == 2 else 1.0) * (1 + 0.01 * block) * wrapped
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +239,7 @@ def test_what_has_no_interval_or_another_recipe_is_no_answer(study: Study) -> No
     assert table["time_s"].isna().all() and set(table["reason"]) == {"needs 3 blocks for an interval, has 2"}
     two = study(optimizer={"name": "SGD", "lr": [0.1, 0.2]})
     _, works, _ = answer(two)
-    assert [work.name.partition(" · optimizer.")[2] for work in works] == ["lr=0.2", "lr=0.1"]
+    assert {work.name.partition(" · optimizer.")[2] for work in works} == {"lr=0.1", "lr=0.2"}
     assert all(len(work.samples) == 9 for work in works)
     table, works, _ = answer(two)
     name = works[1].name
