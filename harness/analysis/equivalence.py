@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
@@ -21,7 +22,8 @@ sign the rounding of 16 bits decides. A wrong factor changes that part, a wrong 
 """
 ROUNDING = 1e-4
 """A gradient that differs by more differs by what the model does, such as the routing of a mixture of experts: if the
-difference is within the bound, updates are judged as those of 16 bits, for the same reason.
+difference is within the bound, an update that differs by at most REDUCED_DIFFERENCE is judged by its part along one
+device's, as in 16 bits and for the same reason.
 """
 QUANTITIES: Mapping[str, tuple[str, str]] = {
     "gradient": ("gradient_difference", "gradient"),
@@ -139,7 +141,9 @@ def _verdict(row: Row, computed_in: str, found: Recorded, failed: Mapping[str, t
     bound = REDUCED_DIFFERENCE if reduced else MAX_DIFFERENCE
     differences = {name: relative(own[name], alone[name]) for name in common}
     if reduced or ROUNDING < differences.get("gradient", 0.0) <= bound:
-        differences |= {name: along(own[name], alone[name]) for name in common if name.endswith("_update")}
+        most = math.inf if reduced else REDUCED_DIFFERENCE
+        updates = [name for name in common if name.endswith("_update") and differences[name] <= most]
+        differences |= {name: along(own[name], alone[name]) for name in updates}
     where = "" if computed_in == "fp32" else f" in {computed_in}"
     reasons = [
         f"not equivalent to one device: its {QUANTITIES[name][1]}{where} differs by {100 * value:.3g} %"

@@ -167,7 +167,7 @@ def cells(
                 "throughput_per_s": speed.value,
                 **ends(speed),
                 "per_device_per_s": speed.value / first.devices,
-                **{name: float(np.median(of[cell_id])) for name, of in steps.items() if cell_id in of},
+                **{name: _median(of[cell_id]) for name, of in steps.items() if cell_id in of},
                 **{name: float(np.quantile(step_s[cell_id], q)) for name, q in TAILS.items() if cell_id in step_s},
                 "wait_fraction": mean(waits) if (waits := _known(group, "wait_fraction")) else None,
                 "compile_s": compiling.get(cell_id),
@@ -178,6 +178,12 @@ def cells(
             }
         )
     return CELLS.frame(sorted(rows, key=order))
+
+
+def _median(values: np.ndarray) -> float | None:
+    """Return the median of the known values; None if there are none."""
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) else None
 
 
 def _known(rows: Rows, name: str) -> list[float]:

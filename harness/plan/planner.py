@@ -223,7 +223,11 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     groups: list[WorkerGroup] = []
     trials = sorted(trials, key=lambda t: t.block)
     placements = {cell: place(cell) for cell in dict.fromkeys(trial.cell for trial in trials)}
-    numbers = {cell: number for number, cell in enumerate(placements)}
+    first: dict[Cell, int] = {}
+    numbers = {  # that of its first version, so that versions stay together, and its own
+        cell: (first.setdefault(replace(cell, variant=None, code=None), number), number)
+        for number, cell in enumerate(placements)
+    }
     for block, in_block in groupby(trials, key=lambda t: t.block):
         turn = _turns(f"{seed}:{block // 2}", reverse=bool(block % 2))
         by_key: dict[GroupKey, list[Trial]] = {}
@@ -235,14 +239,12 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
         for position, key in enumerate(sorted(by_key, key=turn)):
-            members = sorted(by_key[key], key=lambda trial: turn((numbers[trial.cell], trial.purpose)))
+            members = by_key[key]
+            members.sort(key=lambda trial: [turn((number, trial.purpose)) for number in numbers[trial.cell]])
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
             placement, oversubscribe, launcher, backend, _, variants, env = key
-            if len(variants) > 1:
-                places = {trial.of_any_version: place for place, trial in reversed([*enumerate(members)])}
-                members.sort(key=lambda trial: places[trial.of_any_version])
             device, name = members[0].cell.device, f"b{block}-g{position}"
             where = (placement, device, oversubscribe)
             groups.append(WorkerGroup(name, block, *where, tuple(members), launcher, backend, variants, env))

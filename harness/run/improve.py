@@ -50,9 +50,12 @@ OF_BLOCKS = 0.8
 BLOCKS = {
     SCREENING: (SCREENING_BLOCKS, 6),
     COMBINATION: (SCREENING_BLOCKS, 6),
-    CONFIRMATION: (CONFIRMING_BLOCKS, 12),
+    CONFIRMATION: (CONFIRMING_BLOCKS + CONFIRMING_BLOCKS % 2, 12),
 }
-"""The fewest and the most blocks of a step. An interval of 12 is half as wide as one of 5 (Student's t)."""
+"""The fewest and the most blocks of a step, even numbers, of which each setting is before another in half.
+
+An interval of 12 is half as wide as one of 5 (Student's t).
+"""
 SHORTEST = 0.1
 """The least time of a trial, as a share of that in the run: fewer candidates are tried instead."""
 LEAST_S = 2.0
@@ -168,7 +171,7 @@ class Improvement:
         trials = (EXPLAINED if step == CONFIRMATION else 1) * (1 + len(tried))
         left_s = self._left_s(step)
         fits = min(OF_BLOCKS * left_s / group_s, OF_TRIALS * left_s / (trials * self._trial_s))
-        return max(fewest, min(most, int(fits)) // 2 * 2)  # of an even number each setting is first in half
+        return max(fewest, min(most, int(fits)) // 2 * 2)
 
     def _left_s(self, step: str) -> float:
         return self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()

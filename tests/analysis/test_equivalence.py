@@ -137,6 +137,7 @@ def test_in_16_bits_an_update_is_judged_by_its_part_along_that_of_one_device() -
         ([3.0, 4.0], [0.316, 0.388], False),  # 4 % across: an equal gradient explains none of it
         ([3.003, 4.004], [0.316, 0.388], True),
         ([3.003, 4.004], [0.309, 0.412], False),  # a rate that is 3 % too large
+        ([3.003, 4.004], [0.332, 0.376], False),  # 8 % across
         ([3.06, 4.08], [0.316, 0.388], False),
     ],
 )

@@ -138,7 +138,7 @@ def improved(file: Path, minutes: str, *, inert: bool) -> dict[str, Any]:
     except SystemExit as ended:
         assert not ended.code, ended.code
     spent_s = time.monotonic() - began
-    (report,) = (file.parent / file.stem).glob("*/report.html")
+    report = max((file.parent / file.stem).glob("*/report.html"))  # of several runs in the folder the newest
     rows = rows_of(load(report.parent).improvements)
     last = next((row for row in rows if row.step == CONFIRMATION), None)
     found = {} if last is None else {name: last[name] for name in ("changes", "ratio", "low", "high", "blocks")}
@@ -177,8 +177,9 @@ def main() -> int:
         file.write_text(dump(content, flow=None, width=100))
         one = measured_apart("improvements", asked.kind, "--minutes", asked.minutes, "--file", str(file))
         figures[name] = one
-        ratio, interval = ("", "") if "ratio" not in one else ("{ratio:.2f}", "{low:.2f} to {high:.2f}")
-        texts = ("{s:.0f}", "{tried}", one.get("changes", ""), ratio, interval, str(one.get("blocks", "")))
+        ratio = "" if one.get("ratio") is None else "{ratio:.2f}"
+        interval = "" if one.get("low") is None else "{low:.2f} to {high:.2f}"
+        texts = ("{s:.0f}", "{tried}", one.get("changes") or "", ratio, interval, str(one.get("blocks") or ""))
         table.add_row(name, *(text.format(**one) for text in texts), "proved" if one["proved"] else "")
         print(name, one, file=sys.stderr, flush=True)
         if asked.json:

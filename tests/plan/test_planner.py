@@ -210,6 +210,14 @@ def variants_plan(**sections: Any) -> Plan:
     return make_plan(experiment_of(SMALL, **VARIANTS, **sections), laptop(), variants=variants("before", "after"))
 
 
+def test_of_several_variants_each_second_block_reverses_the_order_of_cells_and_of_versions() -> None:
+    plan = variants_plan(throughput={"blocks": 6, "explain": False, "twin": False})
+    timed = [[trial.cell for trial in group.trials if trial.kind == "throughput"] for group in plan.groups]
+    assert len({*timed[0]}) > 2 and all(
+        before == after[::-1] for before, after in zip(timed[::2], timed[1::2], strict=True)
+    )
+
+
 def test_the_variants_of_a_block_are_in_one_group_each_on_ranks_of_its_own_and_timed_at_once() -> None:
     plan = variants_plan(diagnostics=True, throughput={"blocks": 8, "twin": True})
     assert [group.block for group in plan.groups] == list(range(8))

@@ -154,8 +154,8 @@ def test_each_step_times_the_cell_beside_others_in_the_time_that_is_left_and_mea
 @pytest.mark.parametrize(
     ("step", "group_s", "trial_s", "blocks"),
     [
-        *((CONFIRMATION, 1.0, 0.1, 12), (CONFIRMATION, 30.0, 0.1, 8), (CONFIRMATION, 30.0, 5.0, 5)),
-        *((CONFIRMATION, 100.0, 0.1, 5), (SCREENING, 1.0, 0.1, 6), (SCREENING, 20.0, 0.1, 4), (SCREENING, 1.0, 9.0, 2)),
+        *((CONFIRMATION, 1.0, 0.1, 12), (CONFIRMATION, 30.0, 0.1, 8), (CONFIRMATION, 30.0, 5.0, 6)),
+        *((CONFIRMATION, 100.0, 0.1, 6), (SCREENING, 1.0, 0.1, 6), (SCREENING, 20.0, 0.1, 4), (SCREENING, 1.0, 9.0, 2)),
     ],
 )
 def test_a_step_has_as_many_blocks_as_there_is_time_for(

@@ -42,10 +42,10 @@ EQUIVALENCE = Table(
     real("gradient_difference", "norm of the difference of both gradients over that of one device's"),
     real(
         "first_difference",
-        "difference of the first update; in 16 bits, or if the gradient differs by over 0.01 %, of its part along "
-        "one device's",
+        "difference of the first update; in 16 bits, and up to 5 % beside a gradient that differs by 0.01 to 1 %, of "
+        "its part along one device's",
     ),
-    real("difference", "difference of scaled updates"),
+    real("difference", "difference of scaled updates, likewise"),
     real("bound", "largest difference that counts as rounding: 0.01, in 16 bits 0.05"),
     flag("equivalent", "true if each difference is at most the bound; `<NA>` if unknown"),
     string("reason", "reason if not equivalent or unknown"),
