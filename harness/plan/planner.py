@@ -229,7 +229,7 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
         for number, cell in enumerate(placements)
     }
     for block, in_block in groupby(trials, key=lambda t: t.block):
-        turn = _turns(f"{seed}:{block // 2}", reverse=bool(block % 2))
+        place_of = _random_places(f"{seed}:{block // 2}", reverse=bool(block % 2))
         by_key: dict[GroupKey, list[Trial]] = {}
         for trial in in_block:
             cell = trial.cell
@@ -238,9 +238,9 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             key = GroupKey(*asked, twin, variants, variables_of(cell.env))
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
-        for position, key in enumerate(sorted(by_key, key=turn)):
+        for position, key in enumerate(sorted(by_key, key=place_of)):
             members = by_key[key]
-            members.sort(key=lambda trial: [turn((number, trial.purpose)) for number in numbers[trial.cell]])
+            members.sort(key=lambda trial: [place_of((number, trial.purpose)) for number in numbers[trial.cell]])
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles
             # last: the profiler may stay attached and slow what follows in the process
             members.sort(key=_turn)
@@ -251,8 +251,8 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     return tuple(groups)
 
 
-def _turns(seed: str, *, reverse: bool) -> Callable[[object], float]:
-    """Return a random sort key of what it is given, which depends on nothing else; with ``reverse`` the opposite."""
+def _random_places(seed: str, *, reverse: bool) -> Callable[[object], float]:
+    """Return a function that gives a thing a random place, a sort key; with ``reverse`` from the other end."""
     sign = -1 if reverse else 1
     return lambda thing: sign * random.Random(f"{seed}:{thing}").random()
 
