@@ -217,7 +217,7 @@ preflight: false
 seed: {seed}
 limits: {{trial: 20, attempts: 3}}
 """
-SEED = 3
+SEED = 5
 """Puts the group on two nodes first, and in it the healthy trial."""
 WAIT_S = 15.0
 

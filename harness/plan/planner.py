@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -224,10 +224,10 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     trials = sorted(trials, key=lambda t: t.block)
     placements = {cell: place(cell) for cell in dict.fromkeys(trial.cell for trial in trials)}
     first: dict[Cell, int] = {}
-    numbers = {  # that of its first version, so that versions stay together, and its own
-        cell: (first.setdefault(replace(cell, variant=None, code=None), number), number)
-        for number, cell in enumerate(placements)
-    }
+    numbers = {cell: [number] for number, cell in enumerate(placements)}
+    for cell, own in numbers.items():
+        if cell.variant:  # first the number of the first version, so that versions stay together
+            own.insert(0, first.setdefault(replace(cell, variant=None, code=None), own[0]))
     for block, in_block in groupby(trials, key=lambda t: t.block):
         place_of = _random_places(f"{seed}:{block // 2}", reverse=bool(block % 2))
         by_key: dict[GroupKey, list[Trial]] = {}
@@ -251,10 +251,10 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
     return tuple(groups)
 
 
-def _random_places(seed: str, *, reverse: bool) -> Callable[[object], float]:
+def _random_places(seed: str, *, reverse: bool) -> Callable[[object], int]:
     """Return a function that gives a thing a random place, a sort key; with ``reverse`` from the other end."""
     sign = -1 if reverse else 1
-    return lambda thing: sign * random.Random(f"{seed}:{thing}").random()
+    return lambda thing: sign * int(hashlib.sha256(f"{seed}:{thing}".encode()).hexdigest(), 16)
 
 
 def trace_groups(plan: Plan, cells: Sequence[Cell], most_bytes: int) -> tuple[WorkerGroup, ...]:
