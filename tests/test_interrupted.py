@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -178,10 +179,18 @@ def test_a_second_ctrl_c_exits_at_once(run: Run) -> None:
     command.seconds_until_alone(within_s=GONE_S)
 
 
+def _handles(pid: int, number: signal.Signals) -> bool:
+    """Return whether a process has a handler of its own for a signal."""
+    (caught,) = re.findall(r"^SigCgt:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return bool(int(caught, 16) >> (number - 1) & 1)
+
+
 def test_a_signal_before_anything_is_measured(run: Run) -> None:
     """Ctrl-C while it plans leaves nothing; SIGTERM while Ray starts a folder that can go on."""
     command = run.call()
-    time.sleep(2.0)  # on a slow machine it still imports, which any command may
+    command.wait_for(
+        lambda: _handles(command.process.pid, signal.SIGTERM)
+    )  # it imports no more
     command.process.send_signal(signal.SIGINT)
     command.process.wait(ORDERLY_S)
     assert command.process.returncode in (UNSETTLED, INTERRUPTED), command.output
