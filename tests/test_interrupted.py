@@ -188,9 +188,7 @@ def _handles(pid: int, number: signal.Signals) -> bool:
 def test_a_signal_before_anything_is_measured(run: Run) -> None:
     """Ctrl-C while it plans leaves nothing; SIGTERM while Ray starts a folder that can go on."""
     command = run.call()
-    command.wait_for(
-        lambda: _handles(command.process.pid, signal.SIGTERM)
-    )  # it imports no more
+    command.wait_for(lambda: _handles(command.process.pid, signal.SIGTERM))  # it imports no more
     command.process.send_signal(signal.SIGINT)
     command.process.wait(ORDERLY_S)
     assert command.process.returncode in (UNSETTLED, INTERRUPTED), command.output
