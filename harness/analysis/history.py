@@ -12,11 +12,11 @@ from typing import Literal, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.common import AnyRow, Rows, bases_of, by_cell, claim_tags, ends, grouped, measured, rows_of
+from harness.analysis.common import AnyRow, Rows, bases_of, by_cell, claim_tags, ends, grouped, rows_of
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import NOT_RUN, Verdict
 from harness.analysis.evidence import PLACEMENT_VARIABLES, group_environments
-from harness.analysis.ratios import paired
+from harness.analysis.ratios import paired, with_twins
 from harness.analysis.results import Results, load
 from harness.analysis.stats import geometric_mean, half_width, p_value, pooled_deviation
 from harness.analysis.trials import trial_row
@@ -246,7 +246,7 @@ def run_cells(results: Results, *, quick: bool = False) -> dict[str, RunCell]:
     ``quick``: from trials.jsonl alone, in a tenth of the time, without doubts and exclusions.
     """
     trials = TRIALS.frame(map(trial_row, results.lines)) if quick else results.trials
-    cells = by_cell(rows_of(measured(trials)))
+    cells = by_cell(rows_of(with_twins(trials)))
     verdicts = {} if quick else results.verdicts
     bases, found = bases_of(cells), {}
     for cell_id, group in cells.items():

@@ -68,8 +68,10 @@ class SamplesToTarget:
         return samples, half_width(math.sqrt(self.spread**2 + of_law + resolution**2), self.freedom)
 
 
-def fit_samples(batches: Sequence[int], samples: Sequence[float]) -> SamplesToTarget:
+def fit_samples(batches: Sequence[int], samples: Sequence[float], resolution: float = 0.0) -> SamplesToTarget:
     """Fit E (1 + B / Bc) to trainings with a relative spread that is the same at each batch.
+
+    ``resolution``: the relative standard deviation of the counts themselves, which may be equal for that reason alone.
 
     Least squares of the relative residuals, by reweighting; E / Bc is at least 0. Raises ValueError with fewer than
     three trainings or two batches, and if the samples grow more than in proportion to the batch, as E is then below 0.
@@ -95,15 +97,25 @@ def fit_samples(batches: Sequence[int], samples: Sequence[float]) -> SamplesToTa
     critical = float(law[0] / law[1]) if law[1] > 0 else math.inf
     trained = tuple(sorted(set(batches)))
     return SamplesToTarget(
-        float(law[0]), critical, covariance, spread, freedom, trained, _lack_of_fit(batches, residuals, freedom)
+        float(law[0]),
+        critical,
+        covariance,
+        spread,
+        freedom,
+        trained,
+        _lack_of_fit(batches, residuals, freedom, resolution),
     )
 
 
-def _lack_of_fit(batches: Sequence[int], residuals: np.ndarray, freedom: int) -> float | None:
-    """Return the p-value of the F test of the batches' mean residuals against the spread within batches."""
+def _lack_of_fit(batches: Sequence[int], residuals: np.ndarray, freedom: int, resolution: float) -> float | None:
+    """Return the p-value of the F test of the batches' mean residuals against the spread within batches.
+
+    That spread is at least ``resolution``.
+    """
     by_batch = [residuals[np.array(batches) == batch] for batch in set(batches)]
     within, of_means = sum(float(((each - each.mean()) ** 2).sum()) for each in by_batch), len(by_batch) - 2
     free = freedom - of_means
+    within = max(within, free * resolution**2)
     if of_means < 1 or free < 1 or within <= 0:
         return None
     between = sum(len(each) * float(each.mean()) ** 2 for each in by_batch)
@@ -178,7 +190,7 @@ class Work:
     @cached_property
     def law(self) -> SamplesToTarget:
         """The fit to all trainings that reach the target."""
-        return fit_samples([batch for batch, _ in self.samples], list(self.samples.values()))
+        return fit_samples([batch for batch, _ in self.samples], list(self.samples.values()), self.resolution)
 
     @cached_property
     def resolution(self) -> float:
@@ -299,6 +311,9 @@ def _key(row: Row) -> str:
     return json.dumps({**columns_of(row, *WORK_AXES, "variant"), **recipe}, sort_keys=True, default=str)
 
 
+FEW_BLOCKS = f"needs {LEAST_BLOCKS} blocks for an interval"
+
+
 def _measured(results: Results, *, on_nodes: bool = False) -> Iterator[Row]:
     """Yield the fastest setting of each number of devices, ``on_nodes`` also of nodes, and global batch.
 
@@ -308,7 +323,7 @@ def _measured(results: Results, *, on_nodes: bool = False) -> Iterator[Row]:
     by_size = grouped(found, lambda row: (_key(row), row.devices, row.nodes, row.global_batch_size))
     fastest = [max(rows, key=lambda row: float(row.throughput_per_s)) for rows in by_size.values()]
     for row in fastest if on_nodes else [row for row in found if row.cell_id == row.leader_id]:
-        few, of_mean = f"needs {LEAST_BLOCKS} blocks for an interval, has {row.blocks}", 0.0
+        few, of_mean = f"{FEW_BLOCKS}, has {row.blocks}", 0.0
         if not pd.isna(row.throughput_high):
             few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)
         log_half = of_mean * math.sqrt(row.blocks + 1)
@@ -322,8 +337,9 @@ def _predicted(results: Results, asked: Asked, links: pd.DataFrame | None) -> It
     for row in rows_of(predict(results, asked, links)):
         if row.kind == "asked" and not is_no_claim(row):
             known = not pd.isna(row.step_s)
-            log_half = math.log(row.high / row.step_s) if known else 0.0
-            refusal = row.refusal or (None if known else "not predicted")
+            few = known and pd.isna(row.high)
+            log_half = math.log(row.high / row.step_s) if known and not few else 0.0
+            refusal = row.refusal or (FEW_BLOCKS if few else None if known else "not predicted")
             over = [mark for mark in row.marks if mark.startswith(ASSUMED)]
             source = ", ".join(["predicted", *over])
             yield Row(row, source=source, refusal=refusal, log_half=log_half, cell_id=None, label=None)

@@ -30,6 +30,7 @@ from harness.analysis.common import (
 from harness.analysis.doubts import tally
 from harness.analysis.equivalence import Verdicts, verdict_columns
 from harness.analysis.phases import ROWS, timings
+from harness.analysis.ratios import with_twins
 from harness.analysis.stats import geometric_mean
 from harness.analysis.step_times import StepTimes
 from harness.config.axes import PrecisionName
@@ -140,13 +141,13 @@ def cells(
     compiling: Mapping[str, float] = MappingProxyType({}),
     own_peaks: Mapping[PrecisionName, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
-    """Return one row a measured cell: its throughput over blocks, step times and peak memory.
+    """Return one row a measured cell: its throughput over blocks (of a base that of its twin too), step times, memory.
 
     ``pilot``: the number of pilot blocks, if a rule set the number of blocks.
     ``estimates``: those of peak memory, by cell id. ``compiling``: the seconds of torch.compile, likewise.
     ``own_peaks``: FLOP/s of one device by precision, in place of the published ones.
     """
-    counted = last_of_blocks(trials)
+    counted = last_of_blocks(with_twins(trials))
     with_peak = rows_of(trials[trials["measured_peak_flops_per_s"].notna()])
     # the fastest matrix product on each kind of device over the whole run: one ceiling for all its cells
     ceilings = {

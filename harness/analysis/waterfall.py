@@ -234,7 +234,7 @@ def _step_loss(row: Row, base_id: str, known: Measured, profiles: Profiles) -> S
     if by_ranks is None:
         return None
     by_profile = _profiled_parts(row.strategy, profiles.get((row.launchers_id, row.block)))
-    ideal_s = base_timing.step_mean_s * row.global_batch_size / base.global_batch_size / row.devices
+    ideal_s = base_timing.step_mean_s * base.devices * row.global_batch_size / base.global_batch_size / row.devices
     smaller = {"smaller batch": alone_timing.step_mean_s - ideal_s} if row.scaling == "strong" else {}
     parts = {**smaller, **by_ranks, **(by_profile or {}), "waiting for data": timing.wait_s - alone_timing.wait_s}
     rest_s = timing.step_mean_s - ideal_s - sum(parts.values())

@@ -209,7 +209,7 @@ def _flow(value: object) -> str:
     """Return a value in the flow style of YAML, on one line."""
     from harness.config.yaml_source import dump
 
-    return dump(value, flow=True, width=10_000).strip()
+    return dump(value, flow=True, width=10_000).strip().removesuffix("\n...")  # the end of a plain text
 
 
 def write_new(contents: Mapping[Path, str]) -> None:
@@ -251,7 +251,9 @@ class Option(NamedTuple):
     required: bool
 
     def __str__(self) -> str:
-        return f"{self.flag} {self.default}" if self.default not in (None, "") else self.flag
+        if self.default in (None, ""):
+            return self.flag
+        return f"{self.flag} {' '.join(str(self.default).split())}"
 
 
 def options_of(text: str) -> list[Option]:
@@ -297,8 +299,8 @@ def script_text(script: Path, file: Path) -> str:
     name = re.sub(r"[^A-Za-z0-9._-]", "-", script.stem).lstrip("._-")[:60]  # the characters that names may have
     lines = [
         f"# How does {script.name} scale? harness plan, doctor and run {file.name}",
-        f"name: {name or 'script'}",
-        f"script: {os.path.relpath(script, file.parent)}",
+        f"name: {_flow(name or 'script')}",
+        f"script: {_flow(os.path.relpath(script, file.parent))}",
         *["# Replace each VALUE: the script needs one."] * bool(required),
         *([f"# {long.flag}: more than it needs, as the script is ended after its last window."] if long else []),
         f"arguments: {' '.join(given)}" if given else "# arguments: --batch-size {per_device_batch_size}",

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal, NotRequired, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, ValidationInfo
 from typing_extensions import TypedDict
 
 from harness.config.strategy_traits import BUILTIN_TRAITS
-from harness.config.values import SECTION, OptionValue, PlainValue
+from harness.config.values import SECTION, OptionValue, PlainValue, absolute_data, as_axis
 from harness.errors import closest, nearest
 
 SHARED_SECTIONS = {
@@ -252,4 +252,12 @@ def batch_note(offered: Sequence[str]) -> str:
     return "; global: fixed over device counts (strong scaling), per device: fixed on each (weak scaling)" * both
 
 
-Filter = Annotated[dict[str, OptionValue], AfterValidator(check_filter)]
+def _with_whole_paths(wanted: dict[str, PlainValue], info: ValidationInfo) -> dict[str, PlainValue]:
+    """Return the filter with the paths of data sets as grids have them."""
+    if "data" not in wanted:
+        return wanted
+    data = [absolute_data(each, info) if isinstance(each, str) else each for each in as_axis(wanted["data"])]
+    return {**wanted, "data": data if isinstance(wanted["data"], list | tuple) else data[0]}
+
+
+Filter = Annotated[dict[str, OptionValue], AfterValidator(check_filter), AfterValidator(_with_whole_paths)]

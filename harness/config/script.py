@@ -386,7 +386,7 @@ def evaluate(expression: str, values: Mapping[str, PlainValue]) -> float:
         raise ValueError
 
     try:
-        found = value_of(ast.parse(text, mode="eval"))
+        found = float(value_of(ast.parse(text, mode="eval")))
     except (ValueError, SyntaxError, ArithmeticError, RecursionError):
         raise ValueError(f"got {expression[:80]!r}; {allowed}") from None
     if not (math.isfinite(found) and found > 0):

@@ -266,8 +266,8 @@ class Target(Strict):
     """The value of a validation metric at which a training has converged."""
 
     metric: Text
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: Annotated[float, Field(allow_inf_nan=False)] | None = None
+    at_most: Annotated[float, Field(allow_inf_nan=False)] | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

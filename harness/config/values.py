@@ -123,7 +123,8 @@ def _absolute(text: str, info: ValidationInfo) -> str:
         raise ValueError(f"got {text[:80]!r}; no such user, or the user has no home folder") from None
 
 
-def _absolute_data(name: str, info: ValidationInfo) -> str:
+def absolute_data(name: str, info: ValidationInfo) -> str:
+    """Return the name of a data set, a folder's with its whole path."""
     return _absolute(name, info) if "/" in name else name
 
 
@@ -133,7 +134,7 @@ def absolute_folders(options: dict[str, PlainValue], name: str, info: Validation
         return options
     given = as_axis(options[name])
     folders: list[PlainValue] = [_absolute(each, info) if isinstance(each, str) else each for each in given]
-    return {**options, name: folders if len(folders) > 1 else folders[0]}
+    return {**options, name: folders[0] if len(folders) == 1 and isinstance(folders[0], str) else folders}
 
 
 Seconds = Annotated[float, BeforeValidator(_seconds), Field(gt=0, le=MAX_SECONDS)]
@@ -144,7 +145,7 @@ Text = Annotated[str, Field(min_length=1, max_length=500)]
 Name = Annotated[str, BeforeValidator(_name)]
 """A name that is also the name of a file or folder."""
 FilePath = Annotated[Text, AfterValidator(_absolute)]
-DataName = Annotated[Text, AfterValidator(_absolute_data)]
+DataName = Annotated[Text, AfterValidator(absolute_data)]
 """The name of a data set, or the path of a folder, which contains a slash."""
 OptionValue = Annotated[
     PlainValue,

@@ -66,6 +66,8 @@ class InlineLauncher:
     def _run(self, job: Job, send: Callable[[Sent], bool]) -> None:
         gpus = [torch.device("cuda", number) for number in range(torch.cuda.device_count())]
         devices = devices_of(job.group, 0, gpus)
+        if devices[0].type == "cuda" and not job.experiment.programs:  # fsdp's shards are on the current device
+            torch.cuda.set_device(devices[0])
         store = dist.HashStore()  # type: ignore[attr-defined]
         dist.init_process_group(job.group.backend, store=store, rank=0, world_size=1)
         try:

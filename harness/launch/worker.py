@@ -60,6 +60,8 @@ PERHAPS_OUT_OF_MEMORY = (
 """Lower-case messages of libraries that a GPU without free memory causes, but not it alone."""
 FULL_BELOW = 0.03
 """Part of a GPU's memory: if less is free, it is full."""
+LARGE_BLOCK = 2**25 - 2**16
+"""Bytes of the largest block that raises the C library's thresholds, less what it adds."""
 CHECKED = "version"
 """The key of a process's cache for the number of ranks for which its version of the user's code was checked last."""
 SCENARIOS: Mapping[str, Callable[[TrialContext], TrialResult]] = {
@@ -137,6 +139,11 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
 
     ``store``: a file that only this user can open, for a group whose trials run on some of its ranks.
     """
+    with _computing_evenly(job):
+        _run_turns(job, ranks, send, advance, store)
+
+
+def _run_turns(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path) -> None:
     version = job.version_of(ranks.rank)
     _prepare_process(job, version)
     cache: Cache = {}
@@ -180,7 +187,7 @@ def _run(context: TrialContext, version: CodeVersion | None, send: Send, link: s
         send(result)
     if context.device_failed:  # the next trial would fail in its place: fresh processes run the rest
         return False
-    _release()
+    _release(compiled=trial.cell.compile)
     return True
 
 
@@ -242,6 +249,26 @@ def _prepare_process(job: Job, version: CodeVersion | None) -> None:
         sys.path.insert(0, job.import_path)
     gc.collect()
     gc.freeze()  # what was imported stays; later collections do not walk it
+
+
+@contextlib.contextmanager
+def _computing_evenly(job: Job) -> Iterator[None]:
+    """Let a step on the CPU take as long in the first trial as in later ones, and at the end of a training as before.
+
+    Denormal numbers, to which momenta and gradients shrink in a network that knows its few data by heart, take up to a
+    hundred times as long; here they are zero. And the C library gives freed memory back to the system, which costs a
+    fault a page at its next use, until a process has freed a large block once (mallopt(3): M_MMAP_THRESHOLD). A
+    program of the user's runs as it is.
+    """
+    if job.group.device != "cpu" or isinstance(job.experiment, ScriptExperiment):
+        yield
+        return
+    torch.empty(LARGE_BLOCK, dtype=torch.uint8)  # and freed
+    torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
 
 
 def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
@@ -350,8 +377,13 @@ def _place_of(ranks: Ranks) -> RankPlace:
     return cast("RankPlace", {**place, "host": socket.gethostname()})
 
 
-def _release() -> None:
-    """Free the memory of the last trial, so that the next one starts with the same amount."""
+def _release(*, compiled: bool) -> None:
+    """Free the memory of the last trial, so that the next one starts with the same amount.
+
+    ``compiled``: whether it compiled its model; the compiler keeps the code, and with it the memory of CUDA graphs.
+    """
+    if compiled:
+        torch.compiler.reset()
     gc.collect()
     with contextlib.suppress(OSError, AttributeError):  # freed pages go back to the system, if the C library can
         ctypes.CDLL(None).malloc_trim(0)

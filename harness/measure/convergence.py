@@ -110,7 +110,8 @@ class Evaluator:
         batch = max(1, data.cell.global_batch_size // data.cell.micro_batches // EVALUATED_PARTS)
         length = -(-len(data.validation) // batch)
         loader = WholeSet(lambda: data.whole_batches(data.validation, batch), length, self._advance)
-        return call_evaluate(data.workload, self._training.model, loader)
+        with self._training.evaluating_whole:
+            return call_evaluate(data.workload, self._training.model, loader)
 
     def evaluate_training(self) -> dict[str, float]:
         """Return the means over the training set, without the loss, which is a mean over the steps of the epoch."""
@@ -139,7 +140,8 @@ class Evaluator:
 
 
 def _means(sums: Mapping[str, tuple[float, float]]) -> dict[str, float]:
-    return {name: total / weight for name, (total, weight) in sums.items()}
+    """Return the mean of each metric; NaN without weight, as of a class that no sample has."""
+    return {name: total / weight if weight else math.nan for name, (total, weight) in sums.items()}
 
 
 @contextmanager

@@ -21,7 +21,7 @@ MOST_MICRO_BATCH = "most_micro_batch"
 """The option of a training whose micro-batches follow from the devices (accumulation: auto); in no file."""
 LARGER = 4
 """The most micro-batches, over the least that a limit allows."""
-MEASURES = 3
+MEASURES = 4
 """Raised when a cell of the same content measures something else; a run is resumed by an equal number only."""
 
 

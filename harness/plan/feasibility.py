@@ -133,14 +133,15 @@ class End:
         return f"time is up: {self.name} was reached{self.limit}"
 
 
-def end_of(experiment: Experiment, devices: int, spent_device_s: float = 0.0) -> End | None:
+def end_of(experiment: Experiment, devices: int, spent_device_s: float = 0.0, spent_s: float = 0.0) -> End | None:
     """Return the limit that ends a run first, from now on; None without a limit.
 
-    ``devices``: of the machine; ``spent_device_s``: the device-seconds of the run so far, earlier invocations included.
+    ``devices``: of the machine; ``spent_device_s``: the device-seconds of the run so far, earlier invocations included;
+    ``spent_s``: the seconds of this invocation so far.
     The wall time is that of one invocation. Device-hours and cost are those of the whole run: a resume adds none.
     """
     limits, cost = experiment.limits, experiment.cost
-    ends = [End("limits.wall", "", limits.wall)] if limits.wall else []
+    ends = [End("limits.wall", "", limits.wall - spent_s)] if limits.wall else []
 
     def add(name: str, hours: float, text: str) -> None:
         seconds = (hours * HOUR_S - spent_device_s) / max(1, devices)

@@ -86,10 +86,14 @@ MAX_COMPARISONS = 5_000_000
 
 @dataclass(frozen=True)
 class Cells:
-    """The cells of an experiment: ``asked`` by the file, and ``added`` bases that the file does not name."""
+    """The cells of an experiment: ``asked`` by the file, and ``added`` bases that the file does not name.
+
+    ``unmatched``: the rules of ``exclude`` that no cell matches.
+    """
 
     asked: tuple[Cell, ...]
     added: tuple[Cell, ...]
+    unmatched: tuple[Mapping[str, PlainValue], ...] = ()
 
 
 TAKEN = ("data", "model", "strategy", "device_ids", "launcher", "variant")
@@ -115,7 +119,8 @@ def expand(
         raise ExperimentError("exclude", ["exclude leaves no cell of the grid: there is nothing to measure"])
     check_published(experiment, asked)
     there = set(asked)
-    return Cells(asked, tuple(base for base in base_cells(asked) if base not in there))
+    unmatched = tuple(rule for rule in experiment.exclude if not any(cell.matches(rule) for cell in cells))
+    return Cells(asked, tuple(base for base in base_cells(asked) if base not in there), unmatched)
 
 
 def _check_size(experiment: Experiment) -> None:
@@ -178,7 +183,7 @@ def _weight(grid: Grid, experiment: Experiment) -> int:
     def weight(value: PlainValue) -> int:
         return sum(1 + (len(leaf) // 100 if isinstance(leaf, str) else 0) for leaf in leaves(value))
 
-    return sum(max(map(weight, values)) for values in _axes(grid, experiment).values())
+    return sum(max(map(weight, values), default=0) for values in _axes(grid, experiment).values())
 
 
 def _cells(

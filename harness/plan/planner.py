@@ -126,7 +126,7 @@ CUDA_WARMUP_S = 5.0
 class Plan:
     """The worker groups of a run in their order, the trials that cannot run here, the cells that cannot run anywhere.
 
-    ``variants``: the code of each.
+    ``variants``: the code of each. ``unmatched``: the rules of ``exclude`` that no cell matches.
     """
 
     experiment: Experiment
@@ -136,6 +136,7 @@ class Plan:
     skips: Mapping[Trial, SkipReason]
     impossible: Mapping[Cell, SkipReason] = field(default_factory=dict)
     variants: Variants = field(default_factory=dict)
+    unmatched: Sequence[Mapping[str, PlainValue]] = ()
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -211,7 +212,7 @@ def make_plan(
     skips = {trial: reason for trial in trials if (reason := reasons[trial.cell])}
     runnable = diagnostics.with_diagnostics([trial for trial in trials if trial not in skips], experiment, machine)
     groups = _worker_groups(runnable, experiment.seed)
-    return Plan(experiment, inventory, machine, groups, skips, impossible, variants)
+    return Plan(experiment, inventory, machine, groups, skips, impossible, variants, cells.unmatched)
 
 
 def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...]:

@@ -252,7 +252,10 @@ class RunFolder:
             return "its last invocation failed, was killed or still runs"
         late = [line["reason"] for line in lines.values() if line["skip_code"] == "time_up"]
         limits = dict.fromkeys(limit for reason in late for limit in re.findall(r"limits\.\w+", reason))
-        return f"{' and '.join(limits)} left out {len(late)} trials" if late else ""
+        if late:
+            return f"{' and '.join(limits)} left out {len(late)} trials"
+        left = sum(trial_id not in lines for group in self.plan()["groups"] for trial_id in group["trials"])
+        return f"{left} planned trials were no part of its last invocation" if left else ""
 
     def plan(self) -> Json:
         """Return the content of plan.json; its skipped trials and impossible cells are rows as of trials.jsonl."""

@@ -356,8 +356,11 @@ def _aa_test(row: Statement, context: Context) -> str:
     """Return that the bases of some settings do not differ from their twins, with the interval of each."""
     leading = (row.cell_id, *row.others)  # of which one may be a base itself
     bases = {ratio.base_id if (ratio := context.ratio(one)) else one for one in leading}
-    known = (one for one in rows_of(context.table("noise")) if one.cell_id in bases and not is_missing(one.low))
+    rows = [one for one in rows_of(context.table("noise")) if not is_missing(one.low)]
+    known = [one for one in rows if one.cell_id in bases]
     ends = [f"{times(one.low)} to {times(one.high)}" for one in known]
+    if any(is_true(one.excludes_one) for one in known):
+        ends[-1] += f"; of {plural(len(rows), 'test')} one may exclude 1 by chance"
     what = "one setting" if len(bases) == 1 else f"each of {len(bases)} settings"
     return f"{what} measured twice agrees with itself (A/A test{': ' * bool(ends)}{', '.join(ends)})"
 

@@ -250,13 +250,16 @@ def _trainings(context: Context) -> NextStep | None:
     return _run_changed(why, f"With {len(seeds)} seeds.", {"convergence": {"seeds": seeds}}, context.results)
 
 
+NOT_REACHED = "No setting reached the target with every seed"
+
+
 def _longer_trainings(results: Results) -> NextStep:
     given = results.experiment.convergence
     lengths = {name: getattr(given, name) for name in ("epochs", "steps", "seconds") if getattr(given, name, None)}
     if not lengths:
-        return NextStep("No training reached the target: let the program train longer, by its own arguments.", "")
+        return NextStep(f"{NOT_REACHED}: let the program train longer, by its own arguments.", "")
     ((name, length),) = lengths.items()
-    why = f"No training reached the target. With convergence.{name}: {2 * length:g}, all else as here:"
+    why = f"{NOT_REACHED}. With convergence.{name}: {2 * length:g}, all else as here:"
     return _run_changed(why, f"With more {name}.", {"convergence": {name: 2 * length}}, results)
 
 

@@ -104,5 +104,5 @@ def run_links(request: Request, experiment: Experiment, emit: Emit) -> int:
         experiment = _placed_alike(experiment)
     settings = {"twin": False, "explain": True, "links_seconds": LINKS_S}
     throughput = (experiment.throughput or Throughput()).model_copy(update=settings)
-    without = {"convergence": None, "checkpoint": None, "equivalence": False, "preflight": False}
+    without = {"convergence": None, "checkpoint": None, "equivalence": False, "preflight": False, "published": ()}
     return run(replace(request, links=True), experiment.model_copy(update={**without, "throughput": throughput}), emit)

@@ -54,7 +54,7 @@ class Execution:
         devices = plan.machine.devices
         spent = spent_device_seconds(folder.environment(), lines, devices)
         spent += (time.time() - began) * devices if began else 0.0
-        self._policy = SkipPolicy(plan, folder.lines, spent, lines)
+        self._policy = SkipPolicy(plan, folder.lines, spent, lines, began)
         recorded = 1 + max((int(line["invocation"]) for line in lines), default=-1)
         self.invocation = max(recorded, len(folder.environment().get("invocations", [])))
         self.groups = pending(plan, lines)
@@ -68,6 +68,8 @@ class Execution:
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
+        self._ran_before = {line["trial_id"] for line in lines if line["outcome"] != "skipped"}
+        """The trials with an outcome, which a reason not to start them again does not replace."""
 
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
@@ -75,7 +77,7 @@ class Execution:
         Each result is on disk before the next message is handled. Raises WriteError if a result cannot be written.
         """
         for trial, reason in self._plan.skips.items():
-            if (trial.id, reason.code) not in self._skipped_before:
+            if trial.id not in self._ran_before and (trial.id, reason.code) not in self._skipped_before:
                 self._record(trial, skipped(trial, reason), None, position=None)
         for group in self.groups:
             parts = [group]
@@ -125,7 +127,10 @@ class Execution:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
         for trial in group.trials:
             if trial.id not in self._settled and (result := self._policy.skipped(trial)):
-                self._record(trial, result, group, position=None)
+                if trial.id in self._ran_before:
+                    self._settled.add(trial.id)
+                else:
+                    self._record(trial, result, group, position=None)
         return group.keeping(lambda trial: trial.id not in self._settled)
 
     def _launch(self, group: WorkerGroup) -> bool:

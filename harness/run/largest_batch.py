@@ -30,7 +30,7 @@ from harness.run.prepare import check_runnable, prepare
 from harness.run.provenance import MOST_FILES
 from harness.run.request import AUTO as NEWEST
 from harness.run.request import Request, check_output
-from harness.system.files import code_hash, package_version, replace_text
+from harness.system.files import code_hash, package_version, replace_text, writing
 from harness.system.process import INTERRUPTED, UNSETTLED
 
 Content = dict[str, Any]
@@ -164,9 +164,10 @@ def with_largest_batches(request: Request, experiment: Experiment, emit: Emit, *
     if found is None:
         check_runnable(request, plan)
         check_output(request)
+        with writing(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
         found, is_whole = _found(request, experiment, _limit(request, plan), emit)
         if is_whole:  # else the next run searches again
-            path.parent.mkdir(parents=True, exist_ok=True)
             replace_text(path, json.dumps({"key": key, "cells": found}, indent=1))
     else:
         emit(Note(f"max: as found by an earlier search, in {path}; remove it to search again."))

@@ -56,6 +56,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
     Raises WriteError if results can no longer be recorded; every record before is complete.
     """
     began = time.time()
+    source = request.source_text()  # before nodes are waited for, and a largest batch searched
     check_output(request)
     if request.store and request.resume in (None, AUTO):  # else the store is read first: has it the run?
         open_store(request.store).check()
@@ -74,7 +75,7 @@ def run(request: Request, experiment: Experiment, emit: Emit) -> int:
         if folder:
             folder.extend(plan.experiment, plan)
         else:
-            folder = RunFolder.create(request.output, plan.experiment, plan, request.source_text())
+            folder = RunFolder.create(request.output, plan.experiment, plan, source)
             stack.enter_context(folder.locked())
             if estimate:  # of a run that is resumed it would be the estimate of what is left
                 write_estimate(folder, estimate)

@@ -12,7 +12,7 @@ from rich.text import Text
 from harness.analysis.common import grouped, order
 from harness.config.values import GIB, MIB
 from harness.plan.cell import format_gpu_ids, place
-from harness.plan.comparison import axes_of
+from harness.plan.comparison import axes_of, options_text
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
@@ -69,6 +69,7 @@ def plan_lines(plan: Plan) -> list[str]:
     for reason, trials in grouped(plan.skips, lambda trial: plan.skips[trial].text).items():
         lines.append(f"Skipped: {plural(len({trial.cell for trial in trials}), 'cell')}: {reason}.")
     lines += impossible_lines(Counter(reason.text for reason in plan.impossible.values()))
+    lines += [f"exclude: no cell matches {options_text(rule)}." for rule in plan.unmatched]
     settings, trained = plan.experiment.convergence, {t.cell for t in plan.trials if t.kind == "convergence"}
     if settings and trained:
         cells = sorted(trained, key=lambda cell: order(axes_of(cell)))

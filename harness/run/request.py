@@ -204,6 +204,8 @@ def with_improvement(experiment: Experiment, time_s: float) -> Experiment:
         raise ExperimentError(
             "--improve", [f"{UNUSED_SECTIONS['improve']}: it is for workloads, not for a script or loop"]
         )
+    if experiment.variants:
+        raise ExperimentError("--improve", ["not together with variants: options are tried on one version of the code"])
     settings = experiment.improve or Improve(time=time_s)
     return experiment.model_copy(update={"improve": settings.model_copy(update={"time": time_s})})
 

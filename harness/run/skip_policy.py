@@ -27,11 +27,16 @@ class SkipPolicy:
     """Decides which trials are skipped: no time left, refused by the doctor, precise enough, too little memory.
 
     ``lines``: those of earlier invocations. ``read_lines``: returns every recorded line; called when the number of
-    blocks is decided. ``spent_device_s``: the device-seconds of the run so far.
+    blocks is decided. ``spent_device_s``: the device-seconds of the run so far. ``began``: when the invocation did.
     """
 
     def __init__(
-        self, plan: Plan, read_lines: Callable[[], Lines], spent_device_s: float = 0.0, lines: Lines = ()
+        self,
+        plan: Plan,
+        read_lines: Callable[[], Lines],
+        spent_device_s: float = 0.0,
+        lines: Lines = (),
+        began: float | None = None,
     ) -> None:
         self._plan, self._read_lines = plan, read_lines
         self._out_of_memory: list[Cell] = []
@@ -50,7 +55,8 @@ class SkipPolicy:
                 if trial.scenario in TRAININGS and result.outcome == "ok":
                     self._trained.add(trial.cell)
         self._needed: dict[int, dict[str, int]] = {}  # by the look
-        self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s)
+        spent_s = time.time() - began if began else 0.0
+        self.end = end_of(plan.experiment, plan.machine.devices, spent_device_s, spent_s)
         """The limit that ends the run first."""
         self.deadline = time.time() + self.end.seconds if self.end else None
         """The time at which it does, in seconds since the epoch."""

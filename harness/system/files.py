@@ -163,12 +163,15 @@ def python_files(folder: Path) -> Iterator[Path]:
 def code_hash(*folders: Path, most: int | None = None) -> str:
     """Return 12 hexadecimal digits of the SHA-256 of the Python files below folders, with their paths in these.
 
-    ``most``: the maximum number of files of a folder.
+    A file that cannot be read, and so not be imported either, counts as empty. ``most``: the maximum number of files of
+    a folder.
     """
     content = hashlib.sha256()
     for folder in folders:
         for file in islice(python_files(folder), most):
-            name, data = file.relative_to(folder).as_posix(), file.read_bytes()
+            name, data = file.relative_to(folder).as_posix(), b""
+            with contextlib.suppress(OSError):
+                data = file.read_bytes()
             content.update(f"{name}\0{len(data)}\0".encode(errors="surrogateescape") + data)
     return content.hexdigest()[:12]
 

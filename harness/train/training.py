@@ -6,7 +6,7 @@ import copy
 import gc
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from functools import partial
 from typing import NamedTuple, cast
@@ -177,6 +177,15 @@ class Training:
         self._compile()
         return True
 
+    def _begin_step(self) -> None:
+        if self._marks_graphs:
+            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs in the graphs' memory are not needed
+
+    @property
+    def evaluating_whole(self) -> AbstractContextManager[object]:
+        """The context of a workload's own evaluate(), whose steps are not known: no CUDA graphs."""
+        return torch.compiler.set_stance("force_eager") if self._marks_graphs else nullcontext()
+
     def set_first_rate(self) -> None:
         """Set the unscaled rate if the training has a warm-up: at the scaled rate its first steps may diverge."""
         if self._cell.training.get("warmup_epochs") and self._cell.lr_factor > 1:
@@ -192,8 +201,7 @@ class Training:
         The gradient is that of (sum of all ranks' losses) / (sum of all ranks' weights). The strategies
         average over ranks, so each rank's loss is scaled by world size / global weight.
         """
-        if self._marks_graphs:
-            torch.compiler.cudagraph_mark_step_begin()  # the last step's outputs in the graphs' memory are not needed
+        self._begin_step()
         # alone, fsdp's model holds gathered parameters, and their gradients, which its optimizer does not know
         (self.model if self._alone else self.optimizer).zero_grad(set_to_none=True)
         mark(CLEARED)
@@ -246,7 +254,9 @@ class Training:
             (self.scaler.scale(loss_per_unit) if self._scales_loss else loss_per_unit).backward()
         if tokens and not are_equal(divisor, total := tokens()):
             scale_gradients(self.model, divisor / tokens_or(total, divisor))
-        return loss.detach(), weight
+        kept = loss.detach()
+        # read at the end of the window, when the next step's graph has written where a model's own output was
+        return (kept.clone(), weight.clone()) if self._marks_graphs else (kept, weight)
 
     def _accumulate(self, batches: object, share: Share, mark: Mark) -> tuple[Tensor, Tensor]:
         """Add the gradients of micro-batches, one after the other; return the sum of their losses and their weight."""
@@ -265,6 +275,7 @@ class Training:
 
     def evaluate(self, batch: object, share: Share) -> dict[str, tuple[float, float]]:
         """Return this rank's sum and weight of the loss and of each metric on one batch, without gradients."""
+        self._begin_step()
         with torch.no_grad():
             loss, counts = as_loss(self._workload.loss(self.model, batch)), share.samples > 0
             totals: dict[str, tuple[Tensor | float, Tensor | float]] = {"loss": loss}

@@ -158,7 +158,9 @@ def test_other_programs_are_closed_if_a_trial_saw_them() -> None:
 def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     missed = {"topic": "training", "code": "missed", "cell_id": "a", "subject": "val_accuracy >= 0.9", "n": 1}
     given = {"experiment": {"throughput": None, "convergence": {"epochs": 3}}}
-    assert said(missed, **given)[0].startswith("No training reached the target. With convergence.epochs: 6")
+    assert said(missed, **given)[0].startswith(
+        "No setting reached the target with every seed. With convergence.epochs: 6"
+    )
     assert next_of(missed, **given)["convergence"]["epochs"] == 6
     grid = {"devices": [8], "per_device_batch_size": [32]}
     script: dict[str, Any] = {"script": "train.py", "grid": grid, "throughput": None}
@@ -166,7 +168,7 @@ def test_a_target_that_no_training_reached_takes_more_epochs() -> None:
     assert next_of(missed, **limited)["convergence"]["steps"] == 10
     last = [*verdict_of(missed, experiment={**script, "convergence": {"seeds": 0}}).by_heading.values()][-1][0]
     assert (last.text, last.command) == (
-        "No training reached the target: let the program train longer, by its own arguments.",
+        "No setting reached the target with every seed: let the program train longer, by its own arguments.",
         "",
     )
     reached = {**missed, "code": "reached", "value": 5.0}

@@ -52,6 +52,8 @@ def run_folder(output: Path, stamp: str, ended: Ended | None, more: str = "", *,
     folder = RunFolder.create(output, plan.experiment, plan, TEXT + more)
     folder = RunFolder(folder.path.rename(folder.path.with_name(stamp)))
     folder.set_invocation(0, {"started_at": start})
+    for trial in plan.trials if ended == "finished" else ():
+        folder.append(trial, TrialResult(trial.id, "ok"), FACTS)
     if ended:
         folder.set_invocation(0, {"ended": ended})
     return folder

@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.analysis.prediction.collective_times import Costs, RingFit
 from harness.analysis.prediction.observed import Array, Exchange, Family, Observed, Size
-from harness.analysis.stats import deviation
+from harness.analysis.stats import LEAST_BLOCKS, deviation, half_width
 from harness.plan.comparison import options_of
 from harness.plan.rows import Collective, LinkTier
 
@@ -65,17 +65,22 @@ DOUBLING_ERROR = {"own": 0.01, "exposed": 0.05}
 """Error of the model for each doubling beyond the largest measured size, over that part."""
 FAR_OUT = 3.0
 """Step times of one device are cut off this many interquartile ranges beyond the quartiles: a stall is no jitter."""
+NO_PART = 1e-3
+"""The part of the variance below which that between blocks has no say in the degrees of freedom."""
 MOST_SPREAD = 3.0
 """The largest factor by which few ranks may have shown too small a spread."""
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A step in seconds with its 95 % prediction interval, and its parts, which add up to it."""
+    """A step in seconds with its 95 % prediction interval, and its parts, which add up to it.
+
+    ``low`` and ``high`` are None if the largest size was measured in fewer than LEAST_BLOCKS blocks.
+    """
 
     step_s: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     own_s: float
     exposed_s: float
     data_s: float
@@ -110,7 +115,11 @@ class Model:
         self._largest = fitted[-1]
 
     def predict(self, size: Size, batch: int) -> Predicted:
-        """Return the step of a size at a per-device batch."""
+        """Return the step of a size at a per-device batch.
+
+        Its interval is a t interval of the summed variances, with the degrees of freedom of Welch and Satterthwaite, of
+        which only the variance between blocks has few.
+        """
         several = [seen for seen in self._fitted if seen.size.devices > 1]
         alike = [seen for seen in several if seen.size.tier == size.tier] or several
         factor, rest, covariance = self._regression(alike)
@@ -131,9 +140,13 @@ class Model:
             block_error**2,
             (math.hypot(*of_model) * doublings) ** 2,
         ]
-        relative = math.sqrt(sum(variances)) / net_s
-        step_s = net_s + data_s
-        low, high = (step_s * math.exp(side * relative) for side in (-1.96, 1.96))
+        step_s, blocks = net_s + data_s, len(self._largest.step_s)
+        low = high = None
+        if blocks >= LEAST_BLOCKS:
+            part = block_error**2 / sum(variances)
+            freedom = round((blocks - 1) / part**2) if part > NO_PART else None
+            relative = half_width(math.sqrt(sum(variances)) / net_s, freedom)
+            low, high = (step_s * math.exp(side * relative) for side in (-1, 1))
         return Predicted(step_s, low, high, parts.own_s, factor * parts.exposed_s, data_s, optimizer_s + rest)
 
     def _regression(self, seen: Sequence[Observed]) -> tuple[float, float, Array]:

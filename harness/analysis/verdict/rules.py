@@ -236,7 +236,8 @@ def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     """State the parts that take time of each leading cell's step, the largest first, and those that save some last.
 
     The parts of its waterfall, what is not explained among them. The wait for data is that of the phases from WAITS,
-    since the waterfall has only what it takes more than on one device. A GPU that is idle without waiting for data is
+    since the waterfall has only what it takes more than on one device; the waterfall's if it is longer, as that of one
+    rank for which the others wait is: the phases are means over ranks. A GPU that is idle without waiting for data is
     bound by the host: from HOST_BOUND, and after the parts that are measured, since some of these may leave it idle.
     ``code``: SAVED for a part that is shorter than on one device, which the others add up with to what is lost; else
     whether the interval excludes 0.
@@ -249,6 +250,8 @@ def causes(tables: Tables, leading: Sequence[Row]) -> list[Statement]:
     found: list[Statement] = []
     for leader in leading:
         cell_id, waits = leader.cell_id, phases.get(leader.cell_id)
+        if waits and any(row.part == DATA and row.share >= waits.waits for row in parts.get(cell_id, [])):
+            waits = None
         known_parts = (row for row in parts.get(cell_id, []) if not (waits and row.part == DATA))
         of_cell = [_cause(cell_id, row.part, "figure-waterfall", row) for row in known_parts]
         if waits:

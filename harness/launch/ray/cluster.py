@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import shutil
 import tempfile
 import threading
 import time
@@ -253,11 +252,15 @@ def connect(address: str, code: Mapping[str, Path]) -> Iterator[Cluster]:
 
 
 def copy_code(folder: Path, target: Path) -> None:
-    """Copy the Python files below a folder, without data and results, which may be large."""
+    """Copy the Python files below a folder that can be read, without data and results, which may be large."""
     for file in python_files(folder):
+        try:
+            content = file.read_bytes()
+        except OSError:
+            continue
         copy = target / file.relative_to(folder)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, copy)
+        copy.write_bytes(content)
 
 
 def _connected(inventory: Inventory | None, *, is_embedded: bool) -> Cluster:

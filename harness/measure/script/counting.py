@@ -201,6 +201,8 @@ class StepRecorder(probe.Recorder):
             raise messages.EndOfTrial(0)
         if self._paused_at is not None:
             self.go_on()
+        if not steps.edges and not self._counting.trains:  # else the warm-up is paced by the launches of its steps
+            synchronize(self._devices())
         now = clock()
         steps.wait_s.append(self._wait_s)
         steps.samples.append(self._trained_samples())

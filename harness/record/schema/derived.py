@@ -303,7 +303,7 @@ PREDICTION = Table(
     real("measured_low", "lower end of its 95 % confidence interval", "s"),
     real("measured_high", "upper end of its 95 % confidence interval", "s"),
     real("step_s", "predicted mean step time of a new run; `<NA>` if it is refused", "s"),
-    real("low", "lower end of the 95 % prediction interval", "s"),
+    real("low", "lower end of the 95 % prediction interval; `<NA>` below 3 blocks of the largest size", "s"),
     real("high", "upper end of the 95 % prediction interval", "s"),
     real("error", "predicted over measured step time, less 1"),
     real("throughput_per_s", "predicted throughput", "samples/s"),

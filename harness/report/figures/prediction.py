@@ -99,15 +99,15 @@ def _draw_predicted(axes: Axes, part: pd.DataFrame) -> None:
         axes.fill_between(devices, 1e3 * low, 1e3 * high, color=colour, alpha=BAND, linewidth=0)
     axes.plot(devices, 1e3 * _numbers(part["step_s"]), color=colour, marker="o", markersize=4, linewidth=1.2)
     for row in rows_of(part):
-        ends = f"{MILLISECONDS(row.low)} to {MILLISECONDS(row.high)}"
-        text = f"{row.devices} devices, predicted: {MILLISECONDS(row.step_s)} ms ({ends})"
+        ends = "" if is_missing(row.low) else f" ({MILLISECONDS(row.low)} to {MILLISECONDS(row.high)})"
+        text = f"{row.devices} devices, predicted: {MILLISECONDS(row.step_s)} ms{ends}"
         mark(axes, row.devices, 1e3 * row.step_s, text)
 
 
 def _limits(part: pd.DataFrame) -> Limits:
     names = ("step_s", "measured_s", "ideal_s", "ring_line_s")
     values = [1e3 * float(value) for name in names for value in part[name].dropna()]
-    return log_limits(values, [*(1e3 * part["low"]), *(1e3 * part["high"])])
+    return log_limits(values, [1e3 * float(end) for name in ("low", "high") for end in part[name].dropna()])
 
 
 def _numbers(values: pd.Series[float]) -> np.ndarray:

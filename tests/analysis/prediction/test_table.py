@@ -80,7 +80,7 @@ def test_the_interval_widens_with_the_distance_and_with_ranks_that_differ() -> N
         for size in family().sizes:
             ranks = spread[: size.devices]
             step = step_s(size.devices, own_s=max(ranks), exchanges=SMALL)
-            sizes[size] = replace(observed(size, ranks=ranks), step_s=(step,))
+            sizes[size] = replace(observed(size, ranks=ranks), step_s=(step,) * 3)
         return asked_row(family(sizes, exchanges=SMALL))
 
     differing, alike = of((0.1, 0.11, 0.095, 0.105)), of((0.1, 0.1, 0.1, 0.1))
