@@ -107,6 +107,10 @@ def fit_samples(batches: Sequence[int], samples: Sequence[float], resolution: fl
     )
 
 
+ROUNDED = 1e-12
+"""The squared relative deviation that rounding leaves."""
+
+
 def _lack_of_fit(batches: Sequence[int], residuals: np.ndarray, freedom: int, resolution: float) -> float | None:
     """Return the p-value of the F test of the batches' mean residuals against the spread within batches.
 
@@ -116,9 +120,11 @@ def _lack_of_fit(batches: Sequence[int], residuals: np.ndarray, freedom: int, re
     within, of_means = sum(float(((each - each.mean()) ** 2).sum()) for each in by_batch), len(by_batch) - 2
     free = freedom - of_means
     within = max(within, free * resolution**2)
-    if of_means < 1 or free < 1 or within <= 0:
+    if of_means < 1 or free < 1:
         return None
     between = sum(len(each) * float(each.mean()) ** 2 for each in by_batch)
+    if within <= 0:
+        return 0.0 if between > ROUNDED else None
     from scipy import stats
 
     return float(stats.f.sf((between / of_means) / (within / free), of_means, free))

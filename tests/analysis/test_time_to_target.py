@@ -65,6 +65,9 @@ def test_the_law_is_found_in_noise_and_a_law_without_a_critical_batch_has_none()
     bent = [1000.0, 1010.0, 990.0, 1000.0, 1010.0, 990.0, 3000.0, 3010.0, 2990.0]  # the rate fails at the largest batch
     lack = fit_samples([32] * 3 + [64] * 3 + [128] * 3, bent).lack_of_fit
     assert lack is not None and lack < 1e-6
+    alike = [3000.0] * 6 + [6000.0] * 3  # the target is looked at once an epoch
+    with_epochs = [fit_samples([32] * 3 + [64] * 3 + [128] * 3, alike, size).lack_of_fit for size in (0.0, 0.02, 0.3)]
+    assert [each is not None and each < 0.05 for each in with_epochs] == [True, True, False]
     with pytest.raises(ValueError, match="three trainings of two batches"):
         fit_samples([16, 16, 16], [1, 2, 3])
 

@@ -223,6 +223,25 @@ def test_strong_scaling_names_the_smaller_batch() -> None:
     assert in_ms(lines) == expected
 
 
+def test_a_base_of_two_devices_has_half_of_each_batch() -> None:
+    """As of a program whose run on one device failed: 20 samples on 2 devices in 100 ms are 50 ms on 4."""
+    strong = {"strategy": "script", "scaling": "strong", "global_batch_size": 20, "base_id": "script2"}
+    facts = {"exposed_s": {"exposed communication": 0.005}, "connected_ranks": 2}
+
+    def windows(step_s: float, ranks: int) -> list[dict[str, Any]]:
+        kinds = ((2, "timed"), (3, "alone"))
+        each = {"weight": 20.0 * STEPS / ranks}
+        return [{**window(kind, rank, at, step_s), **each} for at, kind in kinds for rank in range(ranks)]
+
+    lines = [
+        trial("script1", windows(0.052, 1), strategy="script", kind="diagnostic", purpose="explain"),
+        trial("script2", windows(0.100, 2), **strong, facts=facts, alone_id="script2"),
+        trial("script4", windows(0.060, 4), **strong, facts=facts, alone_id="script1"),
+    ]
+    of_four = waterfall_of(lines).query("cell_id == 'script4'").set_index("part")["part_s"]
+    assert of_four["ideal"] == pytest.approx(0.050) and of_four["smaller batch"] == pytest.approx(0.002)
+
+
 def profile(
     cell: str, exposed: dict[str, float] | None, *, block: int = 0, strategy: str = "fsdp", **columns: Any
 ) -> dict[str, Any]:

@@ -95,3 +95,12 @@ def test_a_script_that_cannot_be_read_is_one_error(tmp_path: Path, text: str | N
         (tmp_path / "train.py").write_text(text)
     with pytest.raises(ExperimentError, match=problem):
         script_text(tmp_path / "train.py", tmp_path / "train.yaml")
+
+
+def test_names_and_defaults_that_yaml_would_read_otherwise_stand_as_they_are(tmp_path: Path) -> None:
+    text = 'p.add_argument("--note", default="two\\nlines: [")'
+    for name, called in (("train #2.py", "train--2"), ("3.py", "3")):
+        experiment = load_experiment(written(tmp_path, text, name))
+        assert isinstance(experiment, ScriptExperiment)
+        assert (experiment.name, Path(str(experiment.script)).name) == (called, name)
+    assert "Other options of the script: --note two lines: [\n" in (tmp_path / "train.yaml").read_text()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -137,7 +140,7 @@ def run_group(make_experiment: Make, monkeypatch: pytest.MonkeyPatch) -> Callabl
     (shared,) = (group for group in plan.groups if group.placement.devices_per_worker == 2)
     group = shared.keeping(lambda trial: trial.cell.devices == 2)
     for name in ("_prepare_process", "_preload", "_announce", "_release"):
-        monkeypatch.setattr(worker, name, lambda *asked: None)
+        monkeypatch.setattr(worker, name, lambda *asked, **how: None)
     monkeypatch.setattr(worker, "_rank_row", lambda *asked: {})
 
     def run(scenario: Callable[[TrialContext], TrialResult]) -> list[Any]:
@@ -282,3 +285,63 @@ def test_ctrl_c_ends_the_run_and_keeps_the_trials_before(
 def test_a_cluster_or_an_earlier_run_is_refused(tmp_path: Path, arguments: list[str], message: str) -> None:
     result = run_inline(tmp_path, *arguments)
     assert result.exit_code == 2 and message in result.output
+
+
+STEADY = """
+import json, resource, torch
+from types import SimpleNamespace
+from harness.launch import worker
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.ones(2**20) for _ in range(10)]
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+def least():
+    return min(faults() for _ in range(4))
+
+small = torch.tensor([1e-39])
+job = SimpleNamespace(group=SimpleNamespace(device="cpu"), experiment=None)
+before = least(), float(small * 1)
+with worker._computing_evenly(job):
+    within = least(), float(small * 1)
+print(json.dumps([before, within, float(small * 1)]))
+"""
+
+
+@pytest.mark.slow
+def test_what_a_process_computed_before_makes_no_step_on_the_cpu_slower() -> None:
+    """Freed memory is used again without a fault a page, and denormal numbers, here 1e-39, are zero."""
+    done = subprocess.run([sys.executable, "-c", STEADY], check=True, capture_output=True, text=True)
+    (faults, value), (later, flushed), after = json.loads(done.stdout)
+    assert faults > 5000 > 500 > later
+    assert value > 0 and flushed == 0 and after > 0
+
+
+class Kept:
+    """What a compiled function holds, as the memory of its CUDA graphs."""
+
+    def __call__(self, *inputs: object) -> object:
+        return inputs
+
+
+def test_compiled_code_and_what_it_holds_is_freed_before_the_next_trial() -> None:
+    alive: list[weakref.ref[Kept]] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        kept = Kept()
+        alive.append(weakref.ref(kept))
+
+        def run(*given: torch.Tensor) -> object:
+            kept(given)
+            return graph(*given)
+
+        return run
+
+    model = torch.nn.Linear(2, 2)
+    torch.compile(model, backend=backend)(torch.ones(1, 2))
+    del model
+    worker._release(compiled=False)
+    assert alive[0]() is not None
+    worker._release(compiled=True)
+    assert alive[0]() is None

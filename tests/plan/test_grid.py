@@ -59,6 +59,8 @@ def test_exclude_removes_cells_that_match_every_axis_of_a_rule_but_not_all_cells
     grid = {"strategy": ["ddp", "fsdp"], "devices": [1, 2], "per_device_batch_size": 8}
     experiment = experiment_of(grid, exclude=[{"strategy": "fsdp", "devices": 1}])
     assert points(cells_of(experiment).asked, "strategy", "devices") == [("ddp", 1), ("ddp", 2), ("fsdp", 2)]
+    rules = [{"strategy": "fsdp"}, {"strategy": "dpp"}, {"ddp.bucket_cap": 25}]
+    assert cells_of(experiment_of(grid, exclude=rules)).unmatched == tuple(rules[1:])
     with pytest.raises(ExperimentError, match="exclude leaves no cell"):
         cells_of(experiment_of(exclude=[{"strategy": "single"}]))
 

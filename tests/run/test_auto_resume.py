@@ -126,6 +126,14 @@ def test_a_finished_run_is_chosen_if_a_limit_left_trials_out(
     assert reason_given.endswith(why or "the 1 of this experiment are finished")
 
 
+def test_a_run_of_which_the_last_invocation_left_a_part_out_is_chosen(tmp_path: Path) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "finished")
+    lines = (folder.path / "trials.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "trials.jsonl").write_text("".join(lines[:-3]))
+    path, reason = chosen(tmp_path)
+    assert path == folder.path and reason.endswith("3 planned trials were no part of its last invocation")
+
+
 def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

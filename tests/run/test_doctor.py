@@ -42,6 +42,20 @@ def test_the_links_of_a_script_are_measured_between_ranks_of_the_harness_on_the_
     assert trial.cell.launcher == "torchrun" and trial.cell.env == {"NCCL_ALGO": "a", "NCCL_IB_HCA": "b"}
 
 
+def test_links_are_measured_of_a_file_whose_published_figure_is_of_a_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "e.yaml"
+    figure = "published: [{metric: val_accuracy, value: 0.9, hardware: a GPU, source: a paper, cell: {devices: 1}}]\n"
+    file.write_text(
+        f"{TEXT}device: cpu\nconvergence: {{epochs: 1}}\n{figure}".replace("devices: 1,", "devices: [1, 2],", 1)
+    )
+    found: list[Experiment] = []
+    monkeypatch.setattr(doctor, "run", lambda request, experiment, emit: found.append(experiment))
+    doctor.run_links(Request(file), read_experiment(Request(file)), lambda event: None)
+    assert make_plan(found[0], laptop(2)).trials
+
+
 def test_a_lost_cluster_shows_the_findings_so_far_and_is_no_bad_input(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

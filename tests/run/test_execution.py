@@ -463,3 +463,28 @@ def test_a_wait_ends_with_the_time_of_the_run_and_says_nothing_of_its_bound(
     (text,) = [event.text for event in events if isinstance(event, Note)]
     assert text == "2.0 cores on laptop busy before block 0: waiting until idle, at most 1 h 00 min."
     assert busy.launches == [] and {row["outcome"] for row in folder.lines()} == {"skipped"}
+
+
+@pytest.mark.parametrize("earlier", ["ok", "error"])
+def test_a_result_is_not_hidden_by_a_reason_not_to_start_its_trial_again(
+    make_experiment: Make, tmp_path: Path, earlier: Outcome
+) -> None:
+    """As a resume on a smaller machine, or one whose time is up, has one for each trial that failed."""
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop(2))
+    _, folder = execute(plan, tmp_path, lambda trial, tries: earlier)
+    before = outcomes(folder)
+    assert {earlier} == {each for of_trial in before.values() for each in of_trial}
+    smaller = make_plan(make_experiment(GRID, throughput={"blocks": 1}), laptop(1))
+    late = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits={"wall": 1e-9}), laptop(2))
+    assert smaller.skips and all(trial.id in before for trial in smaller.skips)
+    for again in (smaller, late):
+        execute(again, tmp_path, lambda trial, tries: earlier)
+        last = {trial_id: found[-1] for trial_id, found in outcomes(folder).items()}
+        assert last == {trial_id: earlier for trial_id in last}
+
+
+def test_the_wall_time_of_an_invocation_counts_from_its_start(make_experiment: Make, tmp_path: Path) -> None:
+    plan = make_plan(make_experiment(GRID, throughput={"blocks": 1}, limits={"wall": "1h"}), laptop(2))
+    folder = RunFolder.create(tmp_path, plan.experiment, plan, "x")
+    begun = Execution(plan, folder, ScriptedLauncher(lambda trial, tries: "ok"), lambda event: None, time.time() - 1800)
+    assert begun.limit_s == pytest.approx(1800, abs=5)

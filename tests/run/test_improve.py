@@ -377,6 +377,9 @@ def test_the_option_replaces_the_time_of_the_file_and_is_refused_where_it_has_no
         with_improvement(parse_experiment(script, source="test"), 60.0)
     with pytest.raises(ExperimentError, match="no throughput section"):
         with_improvement(experiment(throughput=None, improve=None, convergence={"epochs": 1}), 60.0)
+    two = experiment(improve=None, variants={"old": "a", "new": "b"}, workload="work:Work", workload_options={})
+    with pytest.raises(ExperimentError, match="not together with variants"):
+        with_improvement(two, 60.0)
     (mistake,) = mistakes(Request(Path("x"), improve=1.0, inline=True))
     assert "it measures in worker groups; leave out --inline" in str(mistake)
     in_store = Request(Path("x"), yaml.safe_dump(WASTEFUL), store="s3://b/f")

@@ -28,3 +28,10 @@ def test_on_gpus_cells_that_decode_files_without_loader_workers_are_named() -> N
     assert line.startswith("Loader: 2 cells on GPUs decode the files of a folder without loader workers; each device")
     assert "has 8 cores. loader.workers: [0, 7] in the grid compares" in line
     assert lines(laptop()) == lines(gpu_cluster(), data="digits") == lines(gpu_cluster(), **{"loader.workers": 2}) == []
+
+
+def test_a_rule_that_excludes_nothing_is_named() -> None:
+    grid = {"strategy": ["single", "ddp"], "per_device_batch_size": 8}
+    rules = [{"strategy": "dpp"}, {"strategy": "single"}]
+    found = [line for line in plan_lines(plan_of(grid, laptop(), exclude=rules)) if line.startswith("exclude")]
+    assert found == ['exclude: no cell matches {"strategy": "dpp"}.']

@@ -13,7 +13,7 @@ import pytest
 
 from harness.errors import WriteError
 from harness.system import files
-from harness.system.files import append_lines, replace_all, replace_text, replacing
+from harness.system.files import append_lines, code_hash, replace_all, replace_text, replacing
 
 LIMIT = 10_000
 
@@ -94,3 +94,13 @@ def test_an_error_inside_the_block_is_no_write_error(tmp_path: Path) -> None:
     with pytest.raises(ZeroDivisionError), replacing(tmp_path / "text") as partial:
         partial.write_text(str(1 / 0))
     assert not (tmp_path / "text").exists()
+
+
+def test_a_file_that_cannot_be_read_counts_as_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("a = 1")
+    before = code_hash(tmp_path)
+    (tmp_path / "b.py").symlink_to("/proc/self/mem")
+    with_link = code_hash(tmp_path)
+    (tmp_path / "b.py").unlink()
+    (tmp_path / "b.py").write_text("")
+    assert before != with_link == code_hash(tmp_path)

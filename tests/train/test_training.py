@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -543,3 +543,33 @@ class ShardsItsState(Single):
 def test_the_optimizer_of_a_strategy_that_makes_its_own_is_not_the_workloads() -> None:
     training = Training(CELL, Groups(), SEED, ONE, using=ShardsItsState())
     assert isinstance(training.optimizer, torch.optim.SGD) and len(training.optimizer.param_groups) == 1
+
+
+class ReturnsItsLoss(Regression):
+    """A workload whose model computes the loss: with CUDA graphs it lies in their memory."""
+
+    outputs: ClassVar[list[torch.Tensor]] = []
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, Any]:
+        loss, weight = super().loss(model, batch)
+        self.outputs.append(loss)
+        return loss, weight
+
+
+def test_with_cuda_graphs_each_pass_is_a_step_and_losses_are_kept_outside_of_their_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    marks: list[str] = []
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append("step"))
+    for graphs in (False, True):
+        marks.clear()
+        training = training_of(workload=ReturnsItsLoss())
+        training._marks_graphs = graphs
+        kept = next(steps(training))[0]
+        assert (kept.data_ptr() != ReturnsItsLoss.outputs[-1].data_ptr()) is graphs
+        data, share = training._workload.datasets()[0], next(iter(epoch_shares(SAMPLES, BATCH, SEED, 0, 0, 1)))
+        source = Batches(data, seed=SEED, ranks=ONE, options={}).of([share])
+        training.evaluate(next(source), share)
+        assert marks == ["step"] * 2 * graphs
+        with training.evaluating_whole:
+            assert (torch._dynamo.eval_frame._stance.stance == "force_eager") is graphs

@@ -88,6 +88,23 @@ def test_the_interval_widens_with_the_distance_and_with_ranks_that_differ() -> N
     assert differing["own_s"] > 0.11  # the slowest of those measured is among them
 
 
+@pytest.mark.parametrize(("blocks", "factor"), [(2, None), (3, 2.19), (5, 1.42), (100, 1.01)])
+def test_few_blocks_that_differ_widen_the_interval_as_t_does_and_below_three_there_is_none(
+    blocks: int, factor: float | None
+) -> None:
+    """The spread of blocks is far larger here than all other errors."""
+    mean = step_s(4)
+    steps = tuple(mean * (1 + side * 0.4) for side in np.linspace(-1, 1, blocks))
+    seen = {**family().sizes, Size(4, 4): replace(observed(Size(4, 4)), step_s=steps)}
+    found = asked_row(family(seen))
+    if factor is None:
+        assert found["low"] is None and found["high"] is None and found["step_s"] > 0
+    else:
+        error = float(np.std(steps, ddof=1)) / math.sqrt(blocks)
+        half = math.log(found["high"] / found["step_s"])
+        assert half >= 0.9 * 1.96 * factor * error / mean * (found["step_s"] - found["data_s"]) / found["step_s"]
+
+
 def test_a_systematic_error_of_the_replay_is_corrected() -> None:
     """Measured steps wait a tenth longer for exchanges than links alone say: so do predicted ones."""
     slower = RingCost(COST.start_s, COST.hop_s, COST.bytes_per_s / 1.1, COST.hidden)

@@ -325,6 +325,11 @@ def test_the_wait_for_data_is_named_once_from_10_percent_as_a_whole(waits: float
     assert [one.facts.share for one in found] == named
 
 
+def test_a_wait_of_one_rank_is_the_waterfalls_for_phases_are_means_over_ranks() -> None:
+    (found,) = causes_of(("waiting for data", 0.32, 0.31), waits=0.18, low=0.17)
+    assert (found.facts.share, found.evidence) == (0.32, "figure-waterfall")
+
+
 ON_A_GPU = {"cell_id": "a", "strategy": "ddp", "device": "cuda", "devices": 2, "options": {}, "oversubscribed": False}
 
 

@@ -84,7 +84,9 @@ class Event:
         return 1000.0 * (other.at - self.at)
 
 
-def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_events_are_made_before_and_devices_synchronised_in_the_warm_up_and_at_edges(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[str] = []
     Event.calls = calls
     for name, fake in {
@@ -100,14 +102,14 @@ def test_on_a_gpu_events_are_made_before_and_devices_synchronised_at_edges(monke
         monkeypatch.setattr(torch.cuda, name, fake)
     ticks = iter(range(1000))
     monkeypatch.setattr(counting, "clock", lambda: (calls.append("clock"), float(next(ticks)))[1])
-    recorder, parent = recorded(Schedule(start=1, steps=2, windows=1))
+    recorder, parent = recorded(Schedule(start=2, steps=2, windows=1))
     with pytest.raises(EndOfTrial):
-        for _ in range(5):
+        for _ in range(6):
             calls.append("step")
             recorder.step()
     sync = "synchronize cuda:1"
     record = "record cuda:1"
-    first = ["step", "clock", sync, *[record] * 3, sync, "clock", record]
+    first = ["step", sync, "clock", "step", sync, "clock", sync, *[record] * 3, sync, "clock", record]
     assert calls == [*first, "step", "clock", record, "step", "clock", record, sync, "clock"]
     end = finished(parent)
     assert len(end.steps.device_s) == 2 and min(end.steps.device_s) > 0
