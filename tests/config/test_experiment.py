@@ -289,3 +289,22 @@ def test_links_are_named_with_the_ports_of_a_node_or_given_by_figures() -> None:
 def test_a_wrong_section_hardware_is_one_problem(section: dict[str, Any], message: str) -> None:
     (problem,) = problems_of(having(hardware=section))
     assert problem.startswith("hardware.") and message in problem
+
+
+def test_the_data_of_a_filter_are_found_from_the_file_as_those_of_the_grid_are(tmp_path: Path) -> None:
+    grid = {"data": ["digits", "./images"], "strategy": "single", "devices": 1, "per_device_batch_size": 8}
+    filters = {
+        "exclude": [{"data": "./images"}],
+        "convergence": {"epochs": 1, "only": {"data": ["./images", "digits"]}},
+    }
+    found = config.parse_experiment({"name": "x", "grid": grid, **filters}, source="x", home=tmp_path)
+    images = str(tmp_path / "images")
+    assert found.grid and found.grid.data == ("digits", images)
+    assert found.exclude == ({"data": images},)
+    assert found.convergence and found.convergence.only == {"data": [images, "digits"]}
+
+
+def test_a_target_that_nothing_can_reach_is_refused() -> None:
+    target = {"metric": "val_loss", "at_most": float("nan")}
+    (problem,) = problems_of(having(convergence={"epochs": 1, "target": target}))
+    assert problem.startswith("convergence.target.at_most")

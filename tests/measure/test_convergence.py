@@ -43,6 +43,11 @@ CELL = Cell("w", None, None, "single", "cpu", 1, 1, "strong", 8, 8, optimizer=SG
 SAMPLES = 20  # three steps an epoch, the last of four samples
 
 
+def test_a_metric_that_no_sample_has_is_unknown_and_ends_no_training() -> None:
+    means = convergence._means({"loss": (3.0, 2.0), "recall": (0.0, 0.0)})
+    assert means["loss"] == 1.5 and math.isnan(means["recall"])
+
+
 class Noisy:
     """Batch statistics, dropout and Python's random numbers: what a training loses that forgets its state."""
 

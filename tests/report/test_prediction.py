@@ -60,6 +60,15 @@ def test_a_prediction_is_samples_a_second_an_efficiency_and_a_price_of_a_million
     assert dear["price of a million"] == f"{36_000 * 8 * 1e6 / row['throughput_per_s'] / 3600:,.0f}"
 
 
+def test_sizes_from_two_on_and_few_blocks_leave_efficiency_and_interval_out(tmp_path: Path) -> None:
+    known = {size: replace(observed(size), step_s=(0.1, 0.11)) for size in (Size(2, 2), Size(4, 4))}
+    found = predictions([family(known)], LINKS, {}, Asked(devices=(8,), nodes=(8,)))
+    shown = prediction_table(found)
+    row = dict(zip([heading.title for heading in shown.columns], shown.rows[-1].cells, strict=True))
+    assert "efficiency" not in row and row["predicted, ms"].replace(".", "").isdigit()
+    assert write_prediction(tmp_path, found)
+
+
 def test_a_figure_is_written_into_a_new_folder_of_a_new_folder(tmp_path: Path) -> None:
     assert write_prediction(tmp_path / "new" / "deep", table())
 

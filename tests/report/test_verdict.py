@@ -160,6 +160,9 @@ def test_a_high_trust_has_the_interval_of_the_test_of_its_base() -> None:
     (both,) = sentences_on("trust", {**TRUST, "code": "high", "others": ("c",)}, noise=noise, scaling=[RATIO])
     each = AGREES.replace("one setting", "each of 2 settings").replace("test", "test: 0.97 to 1.04, 0.50 to 1.04")
     assert both.text == f"{each}."
+    chance = [{**noise[0], "low": 1.01, "excludes_one": True}, {**noise[1], "excludes_one": False}]
+    (sentence,) = sentences_on("trust", {**TRUST, "code": "high"}, noise=chance, scaling=[RATIO])
+    assert "(A/A test: 1.01 to 1.04; of 2 tests one may exclude 1 by chance)" in sentence.text
 
 
 @pytest.mark.parametrize(("seconds", "words"), [(9, "36 s"), (800, "53 min"), (1000, "1 h 06 min")])

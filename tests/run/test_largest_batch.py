@@ -16,7 +16,7 @@ from harness.config.experiment import Experiment
 from harness.config.load import parse_experiment
 from harness.config.values import MAX_BATCH
 from harness.config.yaml_source import dump
-from harness.errors import ClusterError, ExperimentError
+from harness.errors import ClusterError, ExperimentError, WriteError
 from harness.plan.comparison import axes_of, set_ids
 from harness.plan.inventory import Inventory
 from harness.plan.planner import make_plan
@@ -118,6 +118,19 @@ def test_attempts_that_were_lost_and_cells_that_cannot_run_here_are_no_evidence(
     cells = json.loads((tmp_path / "results" / "sought" / "largest_batch.json").read_text())["cells"]
     left = [cell for cell in cells if cell["devices"] == [64]]
     assert [cell["per_device_batch_size"] for cell in left] == [[FIRST]], "it stays in the plan, with its reason"
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_before_the_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds = Rounds(tmp_path / "rounds")
+    monkeypatch.setattr(largest_batch, "_round", rounds)
+    monkeypatch.setattr(largest_batch, "check_output", lambda request: None)
+    (tmp_path / "results").write_text("a file")
+    request = Request(file=tmp_path / "x.yaml", output=tmp_path / "results")
+    with pytest.raises(WriteError):
+        with_largest_batches(request, experiment(), lambda event: None, search=True)
+    assert not rounds.tried
 
 
 def test_a_rule_that_excludes_a_batch_is_none_of_the_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
