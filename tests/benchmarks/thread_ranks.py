@@ -165,7 +165,7 @@ def make_up_ranks(steps: int, put: Callable[[object, str, object], None] = setat
             "_explanation": explained,
             "measure_collectives": lambda stepper: {},
         },
-        worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *arguments: None),
+        worker: dict.fromkeys(("_prepare_process", "_preload", "_release"), lambda *given, **named: None),
     }.items():
         for name, value in replaced.items():
             put(module, name, value)
