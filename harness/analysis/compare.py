@@ -218,10 +218,15 @@ def _training(letter: str, pairs: Sequence[tuple[AnyRow, AnyRow]], name: str, qu
     if not values:
         return {}
     first, later = pairs[0]
+    if name in TIMES and first["target"] != later["target"]:
+        return {}
     difference = mean_interval([other - one for one, other in values])
     reasons = dict.fromkeys(str(row["excluded"]) for pair in pairs for row in pair if row["excluded"])
     if len(values) < len(pairs):
         reasons[f"no finite value in {len(pairs) - len(values)} of {len(pairs)} seeds"] = None
+    alike = name in TIMES or all(one["epochs"] == other["epochs"] for one, other in pairs)
+    if not alike:
+        reasons[f"trained for {first['epochs']} and {later['epochs']} epochs"] = None
     return {
         "run": letter,
         **{axis: later.get(axis) for axis in ("cell_id", *AXES)},
@@ -231,7 +236,7 @@ def _training(letter: str, pairs: Sequence[tuple[AnyRow, AnyRow]], name: str, qu
         "first": median(one for one, _ in values),
         "later": median(other for _, other in values),
         "difference": difference.value,
-        "low": None if name in TIMES else difference.low,
-        "high": None if name in TIMES else difference.high,
+        "low": difference.low if alike and name not in TIMES else None,
+        "high": difference.high if alike and name not in TIMES else None,
         "reason": "; ".join(reasons) or None,
     }

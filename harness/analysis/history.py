@@ -324,6 +324,9 @@ def facts_of(results: Results) -> dict[str, str]:
     pairs.append(("measures", str(results.folder.plan()["measures"])))
     timing = _timing(results).items()
     pairs += [(f"throughput.{name}", "default" if value is None else str(value)) for name, value in timing]
+    if trained := results.experiment.convergence:
+        lengths = trained.model_dump(mode="json", include={"epochs", "steps", "seconds", "target"}, exclude_none=True)
+        pairs += [(f"convergence.{name}", json.dumps(value)) for name, value in lengths.items()]
     values = grouped(dict.fromkeys(pairs), lambda pair: pair[0])
     return {name: " + ".join(sorted(value for _, value in each)) for name, each in values.items()}
 

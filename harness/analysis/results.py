@@ -298,7 +298,9 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
 
     ``links``: the collectives of another measurement, for placements and sizes that the run did not measure.
     """
-    excluded = {row["cell_id"]: str(row["excluded"]) for row in records(results.scaling) if row["excluded"] is not None}
+    ratios = records(results.scaling)
+    excluded = {row["cell_id"]: str(row["excluded"]) for row in ratios if row["excluded"] is not None}
+    bases = {row["cell_id"]: row["base_throughput_per_s"] / row["base_devices"] for row in ratios}
     found = families(results.trials, results.windows, results.lines, results.step_times)
     per_node = max(results.folder.plan()["machine"]["devices_per_node"], default=None)
     asked = replace(asked or Asked(), per_node=per_node)
@@ -307,7 +309,7 @@ def predict(results: Results, asked: Asked | None = None, links: pd.DataFrame | 
         "inside a node": hardware.inside_a_node,
         "between nodes": asked.between or hardware.between_nodes,
     }
-    return predictions(found, Links(results.collectives, links, assumed), excluded, asked)
+    return predictions(found, Links(results.collectives, links, assumed), excluded, asked, bases)
 
 
 TABLES: Mapping[str, Callable[[Results], pd.DataFrame]] = {

@@ -236,6 +236,11 @@ ADDS = ("add_argument", "option")
 """The methods that add an option to a command line: argparse's, click's."""
 BATCH = re.compile(r"(^|[-_])(batch|bs|bsz)([-_]|$)|batch[-_]?size", re.IGNORECASE)
 EPOCHS = re.compile(r"epochs|n[-_]?iter|max[-_](iters|steps)|num[-_]steps|iterations", re.IGNORECASE)
+WHOLE_BATCH = re.compile(r"-*((train|per[-_]device|micro)[-_])*(batch[-_]?size|bs|bsz)", re.IGNORECASE)
+WHOLE_EPOCHS = re.compile(r"-*((num|n|train|max|total)[-_])*(epochs|steps|iters|iterations)", re.IGNORECASE)
+"""The usual names, before others that hold one."""
+OF_ELSE = re.compile(r"(^|[-_])(val|valid|validation|eval|test|warm[-_]?up|norm|save|log|decay)([-_]|$)", re.IGNORECASE)
+"""Options of batches or epochs that are not those of the training."""
 LOCAL_RANK = ("--local-rank", "--local_rank")
 """The option that torch.distributed.launch passes to each rank."""
 MANY = 100_000
@@ -249,6 +254,7 @@ class Option(NamedTuple):
     flag: str
     default: str | int | float | bool | None
     required: bool
+    takes_value: bool = True
 
     def __str__(self) -> str:
         if self.default in (None, ""):
@@ -273,8 +279,15 @@ def options_of(text: str) -> list[Option]:
                 takes_value = stores and not constants.get("is_flag") and "/" not in named[-1]
                 default = constants.get("default") if takes_value else None
                 value = default if isinstance(default, str | int | float | bool) else None
-                found[named[-1]] = Option(named[-1], value, takes_value and constants.get("required") is True)
+                required = takes_value and constants.get("required") is True
+                found[named[-1]] = Option(named[-1], value, required, takes_value)
     return list(found.values())
+
+
+def _best(options: Sequence[Option], part: re.Pattern[str], whole: re.Pattern[str]) -> Option | None:
+    """Return the first option whose whole name matches, else the first of which a part does."""
+    found = [each for each in options if part.search(each.flag)]
+    return next((each for each in found if whole.fullmatch(each.flag)), next(iter(found), None))
 
 
 def script_text(script: Path, file: Path) -> str:
@@ -286,9 +299,10 @@ def script_text(script: Path, file: Path) -> str:
         raise ExperimentError("--script", [f"got {str(script)!r}; it cannot be read: {error}"]) from None
     except SyntaxError as error:
         raise ExperimentError("--script", [f"got {str(script)!r}; line {error.lineno}: {error.msg}"]) from None
-    batch = next((each for each in options if BATCH.search(each.flag)), None)
+    valued = [each for each in options if each.takes_value and not OF_ELSE.search(each.flag)]
+    batch = _best(valued, BATCH, WHOLE_BATCH)
     size = batch.default if batch and isinstance(batch.default, int) and batch.default > 0 else UNKNOWN_BATCH
-    long = next((each for each in options if EPOCHS.search(each.flag)), None)
+    long = _best(valued, EPOCHS, WHOLE_EPOCHS)
     rank = next((each for each in options if each.flag in LOCAL_RANK), None)
     others = [each for each in options if each not in (batch, long, rank)]
     required = [f"{each.flag} VALUE" for each in others if each.required]

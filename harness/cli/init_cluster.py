@@ -11,6 +11,7 @@ from harness.system.files import PACKAGE_FOLDER
 
 FOLDER = PACKAGE_FOLDER.parent / "experiments" / "clusters"
 COUNT, SIZE, TIME = ("a number from 1", r"[1-9]\d*"), ("such as 256Gi", r"\d+[GT]i"), ("such as 2:00:00", r"[\d:-]+")
+NOTICE = ("a number from 60", r"[6-9]\d|[1-9]\d{2,}")
 MEMORY = ("0 for all of it, or such as 480G", r"0|[1-9]\d*[MGT]")
 NAME, NAMES = ("a name", r"[\w.:@-]+"), ("names with commas", r"[\w.:@-]+(,[\w.:@-]+)*")
 PATH, PATHS = ("a path or name without spaces", r"[\w.@%+=:/~-]+"), ("names with commas", r"[\w.@%+=:/~,-]+")
@@ -59,7 +60,7 @@ CLUSTERS: Mapping[str, ClusterFile] = {
             "mem": Question("memory of each node", MEMORY, {r"^(#SBATCH .*--mem=)\S+": r"\g<1>ANSWER"}),
             "notice": Question(
                 "seconds before the time limit for the report",
-                COUNT,
+                NOTICE,
                 {r"USR1@\d+": "USR1@ANSWER", r"^NOTICE_S=\d+": "NOTICE_S=ANSWER"},
             ),
             "time": Question("time limit", TIME, {r"--time=\S+": "--time=ANSWER"}),

@@ -108,12 +108,8 @@ class Experiment(Strict):
         if self.throughput is None and self.convergence is None:
             text = "throughput and convergence are both off: there is nothing to measure"
             yield Conflict(text, ("throughput", "convergence"))
-        if self.improve and self.throughput is None:
-            text = "improve: needs a throughput section; options are compared by their throughput"
-            yield Conflict(text, ("improve", "throughput"))
-        if self.improve and self.variants:
-            text = "improve: not together with variants; improve one version of your code"
-            yield Conflict(text, ("improve", "variants"))
+        for text, section in self.against_improving if self.improve else ():
+            yield Conflict(f"improve: {text}", ("improve", section))
         if self.checkpoint and self.convergence is None:
             text = "checkpoint: needs a convergence section; only its trials have epochs to resume from"
             yield Conflict(text, ("checkpoint", "convergence"))
@@ -138,6 +134,16 @@ class Experiment(Strict):
         """Every grid by its place in the file."""
         cells = {f"cells[{number}]": grid for number, grid in enumerate(self.cells)}
         return {"grid": self.grid, **cells} if self.grid else cells
+
+    @property
+    def against_improving(self) -> Iterator[tuple[str, str]]:
+        """Why no option of this experiment can be tried after its run, each reason with its section."""
+        if self.throughput is None:
+            yield "needs a throughput section; options are compared by their throughput", "throughput"
+        if self.variants:
+            yield "not together with variants; improve one version of your code", "variants"
+        if self.limits.cost is not None or self.limits.device_hours is not None:
+            yield "not together with limits.cost or limits.device_hours; its own time is its limit", "limits"
 
     @property
     def seeks_batches(self) -> bool:
@@ -172,6 +178,11 @@ class Experiment(Strict):
         if self.seeks_batches and self.variants:
             text = "per_device_batch_size: max not together with variants; find the batch of one version"
             yield Conflict(text, ("grid", "cells", "variants"))
+        trained, unknown = self.convergence, (grid.seeks_max and not grid.knows_a_batch for grid in self.grids)
+        if trained and not trained.names_batch and any(unknown):
+            text = "per_device_batch_size: max is another batch for each strategy and number of devices: give a number "
+            text += "beside it, convergence.global_batch_size, or convergence.only a batch"
+            yield Conflict(text, ("grid", "cells", "convergence"))
 
     def _length_conflicts(self) -> Iterator[Conflict]:
         """Check how long a training is: a workload's has epochs."""

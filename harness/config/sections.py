@@ -125,6 +125,11 @@ class Grid(_PlainGrid):
         """Whether the grid gives batches of a device."""
         return self.per_device_batch_size is not None or self.seeks_max
 
+    @property
+    def knows_a_batch(self) -> bool:
+        """Whether the grid gives a batch as a number."""
+        return self.per_device_batch_size is not None or self.global_batch_size is not None
+
     def _named_counts(self) -> tuple[int, ...]:
         return tuple(dict.fromkeys(len(ids) for ids in self.device_ids or ()))
 
@@ -297,6 +302,11 @@ class Convergence(Strict):
     global_batch_size: Batch | None = None
     train_metrics: bool = False
     uneven: bool = False
+
+    @property
+    def names_batch(self) -> bool:
+        """Whether the batches to train at are given, beside those of the grid."""
+        return self.global_batch_size is not None or not self.only.keys().isdisjoint(BATCHES)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -179,6 +179,13 @@ def from_hang(trial_ids: Sequence[str], stacks: Mapping[int, str]) -> Iterator[T
     detail = f"{reason}\n\n" + "\n\n".join(texts)
     for trial_id in trial_ids:
         yield TrialResult(trial_id, "timeout", reason, error_rank=rank, detail=detail)
+
+
+def blamed_on(left: Sequence[str], row: TrialResult, finished: Collection[str]) -> list[TrialResult]:
+    """Return the row of a failure for the next trial that is ``left`` if its own has a result: it came between two."""
+    if row.trial_id not in finished:
+        return [row]
+    return [replace(row, trial_id=left[0])] if left else []
 
 
 def from_launch(trial_ids: Sequence[str], error: BaseException) -> Iterator[TrialResult]:

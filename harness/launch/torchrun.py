@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from harness.config.experiment import Experiment
 from harness.launch.agent import NodeAgent, busy_cores, interface_of, runs
-from harness.launch.failures import blamed, died, from_exit, from_hang, judged, primary
+from harness.launch.failures import blamed, blamed_on, died, from_exit, from_hang, judged, primary
 from harness.launch.mailbox import DriverLine, SocketMailbox
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
@@ -193,9 +193,7 @@ def _failed_trials(group: WorkerGroup, end: GroupEnd, processes: Processes) -> l
     if end.ending is Ending.HUNG:
         rows = list(from_hang(left, end.stacks))
     elif end.failures:
-        row = primary(end.failures, processes.watchdog.dead_ranks or ())
-        # a rank that fails between two trials names the group's first
-        rows = [replace(row, trial_id=left[0]) if row.trial_id in finished else row] if left else []
+        rows = blamed_on(left, primary(end.failures, processes.watchdog.dead_ranks or ()), finished)
     elif (code := processes.agent.poll()) == 0 and end.current is None:  # if a device failed, before the next trial
         return []
     elif code is None and (rank := processes.left) is not None:

@@ -9,7 +9,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import NamedTuple
 
-from harness.config.axes import BATCHES
 from harness.config.experiment import Experiment
 from harness.config.sections import Convergence, Throughput
 from harness.config.strategy_traits import BUILTIN_TRAITS
@@ -67,7 +66,7 @@ def why_trained(settings: Convergence) -> str:
         rules.append("each strategy on the most devices that it can have here")
     if settings.global_batch_size:
         rules.append("at convergence.global_batch_size")
-    elif not _names_batch(settings):
+    elif not settings.names_batch:
         rules.append("at the first batch size of the grid")
     return f"{', '.join(rules)}; and the base of each"
 
@@ -86,7 +85,7 @@ def _chosen(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> l
         chosen = [cell for cell in cells if cell.devices in settings.devices]
     else:
         chosen = [cell for cell in cells if reason_to_skip(cell, machine) is None] or list(cells)
-    if not (_names_batch(settings) or settings.global_batch_size):
+    if not settings.names_batch:
         first = _batch(chosen[0])
         without = {cell.devices for cell in chosen}
         chosen = [cell for cell in chosen if _batch(cell) == first]
@@ -101,10 +100,6 @@ def _chosen(cells: Sequence[Cell], settings: Convergence, machine: Machine) -> l
         most = {cell.strategy: cell.devices for cell in sorted(chosen, key=lambda cell: cell.devices)}
         chosen = [cell for cell in chosen if cell.devices == most[cell.strategy]]
     return chosen
-
-
-def _names_batch(settings: Convergence) -> bool:
-    return not settings.only.keys().isdisjoint(BATCHES)
 
 
 def _batch(cell: Cell) -> int | None:

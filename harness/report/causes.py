@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -99,12 +100,23 @@ def applicable(options: Sequence[Option], row: Row, experiment: Experiment, core
         for grid in experiment.grids
         if len(getattr(grid, axis) or ()) > 1
     }
-    offered = [option for option in options if option.axis not in varied]
-    if LOADER in offered and cores is not None:
-        most = cores // (row.devices // row.nodes)  # a core for each
-        fewer = Option(LOADER.axis, tuple(dict.fromkeys(min(workers, most) for workers in WORKERS)))
-        offered = [fewer if option is LOADER else option for option in offered]
-    return [option for option in offered if len(option.values) > 1 and _applies(option, row)]
+    offered = [option for option in options if option.axis not in varied and _applies(option, row)]
+    most = math.inf if cores is None else cores // (row.devices // row.nodes)  # a core for each loader worker
+    beside = [_beside_own(option, row, most) for option in offered]
+    return [option for option in beside if len(option.values) > 1]
+
+
+def _beside_own(option: Option, row: Row, most_workers: float) -> Option:
+    """Return the option with the cell's own value among its values; of loader workers that and larger ones."""
+    own = (row.get("options") or {}).get(option.axis)
+    values = option.values if own is None or own in option.values else (own, *option.values)
+    numbers = [value for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values):
+        return Option(option.axis, values)
+    if option.axis == LOADER.axis:  # fewer make no wait shorter
+        has = own if isinstance(own, int) else 0
+        numbers = [int(min(max(has, most_workers), workers)) for workers in (*numbers, 2 * has) if workers >= has]
+    return Option(option.axis, tuple(sorted(dict.fromkeys(numbers))))
 
 
 def _applies(option: Option, row: Row) -> bool:

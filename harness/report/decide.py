@@ -18,12 +18,12 @@ from harness.config.script import ScriptExperiment
 from harness.config.sections import Target
 from harness.config.yaml_source import dump
 from harness.plan.labels import devices_text, joined
-from harness.report.causes import one_cell
+from harness.report.causes import is_automatic, one_cell
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
 from harness.report.figures.scales import Limits, common_limits, log_limits, log_values
-from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of
+from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of, setting_without_batch
 from harness.report.tables.text import NO_BREAK, TextTable, decimal, duration, make_table, speed, with_ends, words
-from harness.report.verdict import NextStep, run_file
+from harness.report.verdict import NextStep, run_file, scheduled
 
 PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
@@ -84,7 +84,7 @@ def _placed(row: Row) -> str:
     """Return 'ddp x2', or 'ddp x8 on 2 nodes'; of a setting whose strategy is not known '8 devices'."""
     if is_missing(row.strategy):
         return on_devices(row).removeprefix("on ")
-    return joined(f"{row.strategy} x{devices_text(row)}", str(row.own_options or ""))
+    return joined(f"{row.strategy} x{devices_text(row)}", setting_without_batch(row), words(row.own_options))
 
 
 def _left_out(rows: Sequence[Row], *, several: bool) -> Iterator[str]:
@@ -107,11 +107,20 @@ def _cost(row: Row, wish: Wish) -> str:
     return with_ends(speed, *(row[f"{wish.money}{end}"] for end in ("", "_low", "_high")))
 
 
-def decision_lines(decision: pd.DataFrame, works: Sequence[Work], wish: Wish) -> Iterator[str]:
-    """Yield what to use for each work, what it rests on, or why nothing is said."""
+def decision_lines(
+    decision: pd.DataFrame, works: Sequence[Work], wish: Wish, evaluation_s: float | None = None
+) -> Iterator[str]:
+    """Yield what to use for each work, what it rests on, or why nothing is said.
+
+    ``evaluation_s``: the mean seconds of an epoch's evaluation.
+    """
     every = rows_of(decision)
+    evaluated = "" if evaluation_s is None else f", which took {duration(evaluation_s)} an epoch"
     if starts := [number(row.start_s) for row in every if not is_missing(row.time_s)]:
-        yield f"* No other is both faster and cheaper. Times include {duration(starts[0])} in which processes start."
+        yield (
+            f"* No other is both faster and cheaper. Times include {duration(starts[0])} in which processes start, and "
+            f"no evaluation{evaluated}."
+        )
     yield from _left_out(every, several=len(works) > 1)
     for work in works:
         if work.refusal:
@@ -162,7 +171,9 @@ def _use(rows: Sequence[Row], wish: Wish) -> str:
 
 def _setting(row: Row) -> str:
     source = str(row.source).partition(", ")[2]  # what a prediction rests on beside the run
-    return f"{row.strategy} {on_devices(row)}, global batch {row.global_batch_size:,}{f' ({source})' * bool(source)}"
+    options = joined(setting_without_batch(row), words(row.own_options))
+    named = ", ".join(filter(None, (f"{row.strategy} {on_devices(row)}", options)))
+    return f"{named}, global batch {row.global_batch_size:,}{f' ({source})' * bool(source)}"
 
 
 def pilot(
@@ -175,17 +186,18 @@ def pilot(
     interval comes from the samples, more blocks if it comes from the throughput.
     """
     experiment, leading = results.experiment, rows_of(results.leaders)
-    work = next((one for one in works if one.settings and NO_METRIC not in (one.refusal or "")), None)
-    own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.settings}]
     known = [row for row in rows_of(decision) if not is_missing(row.time_s)]
-    if isinstance(experiment, ScriptExperiment) or work is None or not own or (work.refusal is None and not known):
+    row = chosen([row for row in known if wish.fits(row)] or known, wish) if known else None
+    able = (one for one in works if one.settings and NO_METRIC not in (one.refusal or ""))
+    work = next((one for one in able if row is None or one.name == row.work), None)
+    own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.settings}]
+    if isinstance(experiment, ScriptExperiment) or work is None or not own or (work.refusal is None and row is None):
         return None
     settings, timed = experiment.convergence, experiment.throughput
     epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
     seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
     batches, blocks = {*work.missed, *(batch for batch, _ in work.reached)}, 0
-    if known:
-        row = chosen([row for row in known if wish.fits(row)] or known, wish)
+    if row is not None:
         batches.add(int(row.global_batch_size))
         if timed and number(row.by_samples) < 0.5:
             why, blocks = "Most of the interval comes from the throughput: twice the blocks", 2 * timed.most_blocks
@@ -204,11 +216,15 @@ def pilot(
     asked = {"epochs": epochs, "seeds": seeds, "target": target.model_dump(exclude_none=True)}
     devices = sorted({int(row.devices) for row in own})
     content = one_cell(experiment, cell, "pilot", {"devices": devices, "global_batch_size": sorted(batches)})
-    content["grid"].pop("per_device_batch_size", None)
+    if not is_automatic(cell):
+        content["grid"].pop("per_device_batch_size", None)
     rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
-    rates = {"lr_scaling": rule, "lr_base_batch_size": int(cell.global_batch_size)}
+    trained = [*work.missed, *(batch for batch, _ in work.reached)]  # at the rate that the file names
+    rates = {"lr_scaling": rule, "lr_base_batch_size": min(trained, default=int(cell.global_batch_size))}
     content["training"] = {**rates, **content.get("training", {})}
     content["convergence"] = {**asked, "only": {"global_batch_size": sorted(batches)}}
+    if settings:
+        content |= scheduled(experiment, settings.epochs, epochs)
     if blocks:
         content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
     return run_file(f"{why}, in a run of all of it:", dump(content, flow=None, width=100), results, PILOT)

@@ -14,6 +14,7 @@ from harness.analysis.common import grouped, is_no_claim
 from harness.analysis.results import Results, attempt
 from harness.analysis.verdict import Statement
 from harness.analysis.verdict.rules import RANKED_SEEDS
+from harness.config.experiment import Experiment
 from harness.config.yaml_source import dump, parse_value
 from harness.plan.labels import strategy_text
 from harness.report.causes import (
@@ -260,7 +261,15 @@ def _longer_trainings(results: Results) -> NextStep:
         return NextStep(f"{NOT_REACHED}: let the program train longer, by its own arguments.", "")
     ((name, length),) = lengths.items()
     why = f"{NOT_REACHED}. With convergence.{name}: {2 * length:g}, all else as here:"
-    return _run_changed(why, f"With more {name}.", {"convergence": {name: 2 * length}}, results)
+    longer = {"convergence": {name: 2 * length}, **scheduled(results.experiment, length, 2 * length)}
+    return _run_changed(why, f"With more {name}.", longer, results)
+
+
+def scheduled(experiment: Experiment, length: object, longer: object) -> dict[str, dict[str, object]]:
+    """Return the schedule for trainings of another length: what was as long as they were, as T_max, is so again."""
+    given: Mapping[str, object] = getattr(experiment, "schedule", {})
+    changed = {name: longer for name, value in given.items() if type(value) is int and value == length}
+    return {"schedule": {**given, **changed}} if changed and longer != length else {}
 
 
 def _run_changed(why: str, comment: str, change: Mapping[str, Mapping[str, object]], results: Results) -> NextStep:

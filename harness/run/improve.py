@@ -131,9 +131,6 @@ class Improvement:
         """Return why nothing more is measured; empty if there is no reason."""
         if any(one.code == "time_up" for one in self._context.stated("incomplete")):
             return "a limit has ended the run"
-        limits = self.experiment.limits
-        if limits.cost is not None or limits.device_hours is not None:
-            return "limits.cost and limits.device_hours hold for the run alone; leave them out, improve.time is a limit"
         return ""
 
     def _steps(self) -> int:
@@ -174,7 +171,9 @@ class Improvement:
         return max(fewest, min(most, int(fits)) // 2 * 2)
 
     def _left_s(self, step: str) -> float:
-        return self._began + SHARE.get(step, 1.0) * self.settings.time - time.time()
+        wall, invocations = self.experiment.limits.wall, self.results.environment.get("invocations", [])
+        ends = invocations[-1]["started_at"] + wall if wall and invocations else math.inf
+        return min(self._began + SHARE.get(step, 1.0) * self.settings.time, ends) - time.time()
 
     def _candidates(self) -> list[Changes]:
         """Return what there is time to try, the most likely first."""

@@ -119,7 +119,7 @@ def places_of(
     if local is not None and not uris:
         raise ExperimentError("--local", ["is for --output URI or --resume URI; a folder alone is given with --output"])
     resumed = None if resume is None else Path(resume)
-    if resumed and resume != "auto" and (absolute or resumed == AUTO):
+    if resumed and resume != "auto" and (absolute or not resumed.parent.name):  # both names are those of the run
         resumed = resumed.absolute()
     if not uris:
         return Places(here(Path(output or "results")), None, resumed)
@@ -198,14 +198,12 @@ def mistakes(request: Request) -> Iterator[HarnessError]:
 
 def with_improvement(experiment: Experiment, time_s: float) -> Experiment:
     """Return the experiment with the time of --improve; raises ExperimentError if nothing can be improved."""
-    if experiment.throughput is None:
-        raise ExperimentError("--improve", ["the file has no throughput section; options are compared by throughput"])
     if isinstance(experiment, ScriptExperiment):
         raise ExperimentError(
             "--improve", [f"{UNUSED_SECTIONS['improve']}: it is for workloads, not for a script or loop"]
         )
-    if experiment.variants:
-        raise ExperimentError("--improve", ["not together with variants: options are tried on one version of the code"])
+    if problems := [text for text, _ in experiment.against_improving]:
+        raise ExperimentError("--improve", problems)
     settings = experiment.improve or Improve(time=time_s)
     return experiment.model_copy(update={"improve": settings.model_copy(update={"time": time_s})})
 

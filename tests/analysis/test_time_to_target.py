@@ -249,7 +249,8 @@ def test_what_has_no_interval_or_another_recipe_is_no_answer(study: Study) -> No
     lacks = table["devices"] * 64 == table["global_batch_size"]
     table.loc[lacks, ["time_s", "reason"]] = [math.nan, "unknown"]
     (line,) = (line for line in decision_lines(table, works, NO_WISH) if line.startswith("Without a time"))
-    places = {"single x1 at batch 64", "ddp x2 at batch 128"}
+    rate = name.partition("optimizer.")[2]
+    places = {f"single x1 · {rate} at batch 64", f"ddp x2 · {rate} at batch 128"}
     head, named, why = line.removesuffix(".").split(": ")
     assert (head, set(named.split("; ")), why) == (f"Without a time, {name}", places, "unknown")
 

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from harness.cli import init_cluster
 from harness.cli.commands import app
-from harness.cli.init_cluster import COUNT, FOLDER, MEMORY, NAME, NAMES, PATH, PATHS, SIZE, TIME
+from harness.cli.init_cluster import COUNT, FOLDER, MEMORY, NAME, NAMES, NOTICE, PATH, PATHS, SIZE, TIME
 
 SAMPLES = {
     COUNT: "4",
@@ -24,6 +24,7 @@ SAMPLES = {
     NAMES: "n1,n2,n3",
     PATH: "/shared/x.img",
     PATHS: "gcc",
+    NOTICE: "240",
 }
 CASES = [
     (name, question)

@@ -48,10 +48,10 @@ def test_options_have_their_longest_name_and_a_constant_default() -> None:
         Option("--epochs", 90, False),
         Option("--lr", 0.1, False),
         Option("--data", None, True),
-        Option("--amp", None, False),
-        Option("-v", None, False),
-        Option("--sure", None, False),
-        Option("--tune", None, False),
+        Option("--amp", None, False, takes_value=False),
+        Option("-v", None, False, takes_value=False),
+        Option("--sure", None, False, takes_value=False),
+        Option("--tune", None, False, takes_value=False),
         Option("--width", None, False),
     ]
 
@@ -104,3 +104,19 @@ def test_names_and_defaults_that_yaml_would_read_otherwise_stand_as_they_are(tmp
         assert isinstance(experiment, ScriptExperiment)
         assert (experiment.name, Path(str(experiment.script)).name) == (called, name)
     assert "Other options of the script: --note two lines: [\n" in (tmp_path / "train.yaml").read_text()
+
+
+def test_batch_and_epochs_are_those_of_the_training_whatever_stands_before(tmp_path: Path) -> None:
+    flags = (
+        ("--sync-batch-norm", ", action='store_true'"),
+        ("--save-all-epochs", ", action='store_true'"),
+        ("--val-batch-size", ", default=1000"),
+        ("--warmup-epochs", ", default=5"),
+        ("--batch-size", ", default=64"),
+        ("--num-epochs", ", default=3"),
+    )
+    text = "".join(f"p.add_argument('{flag}'{more})\n" for flag, more in flags)
+    experiment = load_experiment(written(tmp_path, text))
+    assert isinstance(experiment, ScriptExperiment)
+    assert experiment.arguments == ("--batch-size", "{per_device_batch_size}", "--num-epochs", "100000")
+    assert experiment.grid and experiment.grid.per_device_batch_size == (64,)

@@ -154,7 +154,7 @@ def test_a_worker_group_takes_the_whole_node_and_each_worker_its_own_of_the_name
 ) -> None:
     nodes = tuple(Node(f"n{i}", f"10.0.0.{i}", f"h{i}", 64, gpus) for i, gpus in enumerate((2, 8, 8)))
     machine = replace(EIGHT, devices_per_node=(2, 8, 8))
-    inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None)
+    inventory: Any = SimpleNamespace(inventory=Inventory(nodes), request=None, embedded=False)
     gone: set[str] = set()
 
     def answers(_cluster: Any, _question: str, things: Any) -> list[bool | None]:

@@ -19,10 +19,13 @@ from harness.report.figures.prediction import predicted_steps, write_prediction
 from harness.report.tables.prediction import disagreements, measured_alone, prediction_table, prediction_words, refusals
 from tests.analysis.prediction.world import EXCHANGES, LINKS, collectives, family, observed, step_s
 
+BASE_PER_S = 30.0
+
 
 def table(asked: Asked | None = None, **changed: Any) -> pd.DataFrame:
     of = family({size: observed(size, **changed) for size in family().sizes})
-    return predictions([of], LINKS, {}, asked or Asked(devices=(8, 64), nodes=(8, 64)))
+    bases = {"cell4": BASE_PER_S}
+    return predictions([of], LINKS, {}, asked or Asked(devices=(8, 64), nodes=(8, 64)), bases)
 
 
 def drawn(prediction: pd.DataFrame) -> Any:
@@ -54,7 +57,7 @@ def test_a_prediction_is_samples_a_second_an_efficiency_and_a_price_of_a_million
     content = prediction_table(prediction, narrow=True, price=3.6, currency="USD")
     asked = dict(zip([heading.title for heading in content.columns], content.rows[-1].cells, strict=True))
     assert asked["per s"] == f"{row['throughput_per_s']:,.0f}"
-    assert asked["efficiency"] == f"{100 * row['ideal_s'] / row['step_s']:.0f} %"
+    assert asked["efficiency"] == f"{100 * row['throughput_per_s'] / 8 / BASE_PER_S:.0f} %"
     assert asked["price of a million"] == f"{3.6 * 8 * 1e6 / row['throughput_per_s'] / 3600:.3g} USD"
     dear = dict(zip([heading.title for heading in content.columns], _last(prediction, price=36_000), strict=True))
     assert dear["price of a million"] == f"{36_000 * 8 * 1e6 / row['throughput_per_s'] / 3600:,.0f}"

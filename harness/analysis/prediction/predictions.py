@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 
 import numpy as np
 import pandas as pd
@@ -156,6 +157,7 @@ class _FamilyTable:
     links: Links
     excluded: str | None
     asked: Asked
+    base_per_s: float | None
 
     def rows(self) -> Iterator[AnyRow]:
         sizes = [*self.family.sizes]
@@ -246,9 +248,11 @@ class _FamilyTable:
         row = self.family.row
         last_s = self.family.sizes[Size(int(row["devices"]), int(row["nodes"]))].step_s[-1]
         per_sample = float(row["throughput_per_s"]) * last_s / int(row["global_batch_size"])
+        of_a_device = per_sample * batch / predicted.step_s
         return {
             **asdict(predicted),
-            "throughput_per_s": per_sample * batch * size.devices / predicted.step_s,
+            "throughput_per_s": of_a_device * size.devices,
+            "efficiency": of_a_device / self.base_per_s if self.base_per_s else None,
             "error": predicted.step_s / seen.mean_s - 1 if seen else None,
         }
 
@@ -262,15 +266,21 @@ class _FamilyTable:
 
 
 def predictions(
-    families: Iterable[Family], links: Links, excluded: Mapping[str, str], asked: Asked | None = None
+    families: Iterable[Family],
+    links: Links,
+    excluded: Mapping[str, str],
+    asked: Asked | None = None,
+    bases: Mapping[str, float] = MappingProxyType({}),
 ) -> pd.DataFrame:
     """Return one row a size that is predicted, or refused with the reason.
 
-    ``excluded``: the reason of each cell whose ratios mean nothing, by id.
+    ``excluded``: the reason of each cell whose ratios mean nothing, by id. ``bases``: the throughput a device of the
+    base of each cell, by the cell's id.
     """
     rows: list[AnyRow] = []
     for family in families:
         cells = [str(seen.row["cell_id"]) for seen in family.sizes.values()]
         reason = next((excluded[cell] for cell in cells if cell in excluded), None)
-        rows += _FamilyTable(family, links, reason, asked or Asked()).rows()
+        base = next((bases[cell] for cell in cells if cell in bases), None)
+        rows += _FamilyTable(family, links, reason, asked or Asked(), base).rows()
     return PREDICTION.frame(rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import sys
 import time
@@ -23,7 +24,17 @@ from ray.util.placement_group import PlacementGroup
 from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.errors import ClusterLostError, WorkloadError
-from harness.launch.failures import blamed, found_dead, from_hang, from_launch, from_memory_monitor, judged, primary
+from harness.launch.failures import (
+    blamed,
+    blamed_on,
+    found_dead,
+    from_exit,
+    from_hang,
+    from_launch,
+    from_memory_monitor,
+    judged,
+    primary,
+)
 from harness.launch.mailbox import CLOSED
 from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
@@ -154,8 +165,12 @@ class RayLauncher:
             return
         number = next(self._launches)
         _answer(self.cluster.mailbox.open.remote(number, deadline, self.holds))
-        watchdog = Watchdog(partial(ask_agents, self.cluster), self.experiment.limits.trial, grace_s=GRACE_S)
-        with variables({START_LIMIT: f"{start_limit_s(len(nodes)):.0f}"}):  # which fit() hands to its controller
+        start_s = start_limit_s(len(nodes))
+        # first Ray waits for resources, then for processes that import; the datasets of a loop may take any time
+        whole_s = None if datasets_of(self.experiment, None) else start_s + float(os.environ.get(START_LIMIT, start_s))
+        ask, limit_s = partial(ask_agents, self.cluster), self.experiment.limits.trial
+        watchdog = Watchdog(ask, limit_s, grace_s=GRACE_S, start_s=whole_s)
+        with variables({START_LIMIT: f"{start_s:.0f}"}):  # which fit() hands to its controller
             # in a thread, so that the main thread can handle signals and messages
             running = RayGroup(self.cluster, in_thread(self._trainer(group, nodes, number).fit), watchdog)
             timer = StartupTimer(time.time(), "controller")
@@ -191,7 +206,7 @@ class RayLauncher:
 
     def _scaling(self, group: WorkerGroup, nodes: Sequence[Node]) -> ScalingConfig:
         pinned: dict[str, list[dict[str, str]]] = {}
-        if len(self.cluster.inventory.nodes) > 1:
+        if not self.cluster.embedded:  # another node may join
             names = [node.node_id for node in nodes for _ in range(group.workers // group.placement.nodes)]
             pinned["label_selector"] = [{"ray.io/node-id": name} for name in names]
         resources = worker_resources(group, self.machine, nodes)
@@ -292,7 +307,11 @@ def _failed_trials(
         yield from from_hang(left, end.stacks)
     elif end.failures:
         dead_ranks = watchdog.dead_ranks or ([] if end.ending.was_cut_short else sorted(found_dead(error)))
-        yield from_memory_monitor(primary(end.failures, dead_ranks), error)
+        yield from (
+            from_memory_monitor(row, error) for row in blamed_on(left, primary(end.failures, dead_ranks), finished)
+        )
+    elif end.ending is Ending.NEVER_STARTED:
+        yield from (from_exit(trial_id, None, "", came_up=False) for trial_id in left)
     elif error is not None:
         yield from from_launch(left, error)
 

@@ -28,18 +28,32 @@ TRAINS = (
 )
 
 
-@dataclass
+@dataclass(eq=False)
 class Iteration:
-    """One iteration of a loader: its batches with gradients enabled and their samples.
+    """One iteration of a loader: its batches with gradients enabled and their samples, in all and since the last step.
 
-    ``drawn``: the sizes of batches whose indices are drawn, and which are not delivered yet. ``began``: a mark of the
-    counter at the first of the batches, which it has still if none of them was trained on.
+    ``source``: what it reads, the same in all iterations of a loader. ``drawn``: the sizes of batches whose indices are
+    drawn, and which are not delivered yet. ``began``, ``last``: a mark of the counter at the first and the last of the
+    batches, which it has still if none was trained on since.
     """
 
+    source: object = None
     drawn: deque[int] = field(default_factory=deque)
     batches: int = 0
     samples: float = 0.0
+    of_step: int = 0
+    samples_of_step: float = 0.0
     began: int | None = None
+    last: int | None = None
+
+    def add(self, samples: float, mark: int) -> None:
+        """Add a batch."""
+        self.began = mark if self.began is None else self.began
+        self.last = mark
+        self.batches += 1
+        self.samples += samples
+        self.of_step += 1
+        self.samples_of_step += samples
 
 
 class Counter(Protocol):
@@ -84,7 +98,9 @@ def time_loaders(counter: Counter) -> None:
     iterations: weakref.WeakKeyDictionary[object, Iteration] = weakref.WeakKeyDictionary()
 
     def current(iterator: object) -> Iteration:
-        return iterations.get(iterator) or iterations.setdefault(iterator, Iteration())
+        return iterations.get(iterator) or iterations.setdefault(
+            iterator, Iteration(getattr(iterator, "_dataset", None))
+        )
 
     def timed_index(iterator: object) -> object:
         index = next_index(iterator)
@@ -140,7 +156,7 @@ class Batches:
         yield from self._counted()
 
     def _counted(self) -> Iterator[object]:
-        batches, iteration = iter(self._batches), Iteration()
+        batches, iteration = iter(self._batches), Iteration(self._batches)
         with suppress(StopIteration):
             while True:
                 yield _fetched(self._counter, iteration, lambda: next(batches), size_of)

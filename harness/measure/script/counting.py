@@ -35,6 +35,8 @@ TICK_S = 0.2
 """How often the steps of the warm-up are sent."""
 MOST_EVENTS = 20_000
 """The most CUDA events of a window; the steps of a longer one are timed by the host's clock."""
+FETCHED_AHEAD = 2
+"""The most batches that a loader is taken to have ready before the first of them is trained on."""
 ZERO = "ZeroRedundancyOptimizer"
 clock = time.perf_counter
 
@@ -57,10 +59,19 @@ class StepRecorder(probe.Recorder):
         self._events: list[torch.cuda.Event] = []
         self._wait_s = self._samples = self._pause_s = 0.0
         self._untrained: list[Iteration] = []
+        self._touched: list[Iteration] = []
+        """The iterations that delivered a batch since the last step."""
+        self._trained_on: dict[int, object] = {}
+        """What was trained on, as it is read, by its id: a pass backward followed a batch of it."""
+        self._read_at, self._read, self._reads = 0.0, 0.0, False
+        """When a batch came without gradients last, the samples in this pause, and whether their iteration goes on."""
+        self._counts = False
+        """Whether the script counts its samples itself."""
         self._batches = self._all_batches = 0
         self._trained = 0
         """The steps and backward passes so far, of which an evaluation has none."""
         self._paused_at: float | None = None
+        self._inner_pauses = 0
         self._by_probe = self._done = self._validates = False
         self.measured = False
         """Whether the last window, or the script, has ended."""
@@ -137,6 +148,8 @@ class StepRecorder(probe.Recorder):
         if self._by_probe:
             self._optimizers.add(optimizer)  # whose devices are those of the trial
             return
+        if is_inside_own_step(optimizer):
+            return
         if self._counted is None or self._counted() is not optimizer:
             replaced = self._counted is not None and self._counted() is None  # as by that of the next training
             first = optimizer not in self._optimizers
@@ -167,21 +180,43 @@ class StepRecorder(probe.Recorder):
         self._take()
 
     def count(self, samples: float) -> None:
+        if not self._counts:  # what loaders delivered before is the same
+            self._samples, self._counts = 0.0, True
         self._samples += samples
 
     def pause(self) -> None:
         if self._paused_at is None:
             synchronize(self._devices())
             self._paused_at = clock()
+        else:
+            self._inner_pauses += 1
 
     def go_on(self) -> None:
+        if self._inner_pauses:
+            self._inner_pauses -= 1
+        else:
+            self._end_pause()
+
+    def _end_pause(self, at: float | None = None) -> None:
+        self._inner_pauses = 0
         if self._paused_at is not None:
             synchronize(self._devices())
-            paused_s = clock() - self._paused_at
+            paused_s = (clock() if at is None else at) - self._paused_at
             self._pause_s += paused_s
             self._all_pauses_s += paused_s
             self._paused_at = None
             self._validates = False
+
+    def _end_pause_at_step(self) -> None:
+        """End a pause that no fetch with gradients has ended.
+
+        One for validation ended with its last batch, unless the training itself fetches its batches without gradients.
+        """
+        if self._validates and self._reads and not self._batches:
+            self._paused_at, self._validates = None, False
+            self._samples += 0.0 if self._counts else self._read
+        else:
+            self._end_pause(self._read_at if self._validates else None)
 
     def report(self, values: Values) -> None:
         """Keep what the script reports of its training; in a trial of its speed nothing."""
@@ -200,7 +235,7 @@ class StepRecorder(probe.Recorder):
         if self._done:
             raise messages.EndOfTrial(0)
         if self._paused_at is not None:
-            self.go_on()
+            self._end_pause_at_step()
         if not steps.edges and not self._counting.trains:  # else the warm-up is paced by the launches of its steps
             synchronize(self._devices())
         now = clock()
@@ -329,6 +364,7 @@ class StepRecorder(probe.Recorder):
             threads=torch.get_num_threads(),
             workers=len(multiprocessing.active_children()),
             memory=memory,
+            counted=self._counts,
             passes=round(self._trained / max(1, len(self._steps.ended))) - 1,  # a step counts too
             batches=round(self._all_batches / max(1, len(self._steps.ended))),
         )
@@ -340,10 +376,11 @@ class StepRecorder(probe.Recorder):
         start = clock()
         if self._counting.pauses and threading.get_ident() == self._thread:
             if not torch.is_grad_enabled():
-                self._validates = self._validates or self._paused_at is None
-                self.pause()
+                if self._paused_at is None:
+                    self._validates, self._read = True, 0.0
+                    self.pause()
             elif self._validates:  # a pause of the script's own ends by itself
-                self.go_on()
+                self._end_pause()
         return start
 
     def waited(self, start: float) -> None:
@@ -354,15 +391,23 @@ class StepRecorder(probe.Recorder):
     def fetched(self, start: float, samples: int, iteration: Iteration) -> None:
         """Count the batch that was fetched since a time, and its samples if it may be trained on."""
         if self._trains():
-            if iteration.began is None:
-                iteration.began = self._trained
-            iteration.batches += 1
-            iteration.samples += samples
+            self._note_training(iteration)
+            if not iteration.of_step:
+                self._touched.append(iteration)
+            iteration.add(samples, self._trained)
             self._batches += 1
-            self._samples += samples
+            self._samples += 0.0 if self._counts else samples
         elif self._paused_at is None:
             self._evaluate()
+        elif threading.get_ident() == self._thread:
+            self._read_at, self._reads = clock(), True
+            self._read += samples
         self.waited(start)
+
+    def _note_training(self, iteration: Iteration) -> None:
+        """Note what an iteration reads as trained on if a pass backward followed its last batch."""
+        if iteration.last is not None and iteration.last < self._trained:
+            self._trained_on[id(iteration.source)] = iteration.source
 
     def _evaluate(self) -> None:
         """Count what was read between two steps and not trained on as one evaluation."""
@@ -371,6 +416,9 @@ class StepRecorder(probe.Recorder):
 
     def iterated(self, iteration: Iteration) -> None:
         """Note the end of an iteration; one that nothing was trained in may be an evaluation with gradients enabled."""
+        self._note_training(iteration)
+        if self._paused_at is not None and threading.get_ident() == self._thread:
+            self._read_at, self._reads = clock(), False
         if iteration.began == self._trained:
             self._untrained.append(iteration)
             iteration.began = None
@@ -378,21 +426,47 @@ class StepRecorder(probe.Recorder):
     def _trained_samples(self) -> float:
         """Return the step's samples without those of evaluations.
 
-        What all of them belong to is none: a loader that fetches ahead has ended before its last batch is trained on.
+        What was never trained on is one beside what was, or if its iteration has ended; before anything was trained on
+        an iteration that ended without a pass backward. What all samples belong to then is none: a loader that fetches
+        ahead has ended before its last batch is trained on.
         """
-        evaluations, self._untrained = self._untrained, []
-        samples = self._samples - sum(each.samples for each in evaluations)
-        if not samples:
-            return self._samples
-        if evaluations:
+        touched, self._touched = self._touched, []
+        ended, self._untrained = self._untrained, []
+        others = [each for each in touched if self._trained_on and id(each.source) not in self._trained_on]
+        if len(others) == len(touched):  # another loader may have taken the place of the one that was trained on
+            others = [each for each in others if each in ended]
+        samples = self._samples - sum(each.samples_of_step for each in others) * (not self._counts)
+        batches = sum(each.of_step for each in others)
+        more = [each for each in ended if each not in others]
+        of_more = sum(each.samples for each in more) * (not self._counts)
+        if of_more < samples or (more and min(each.batches for each in more) > FETCHED_AHEAD):
+            samples -= of_more
+            others += more
+            batches += sum(each.batches for each in more)
+        if others:
             self._evaluate()
-        self._batches -= sum(each.batches for each in evaluations)
-        return samples
+        self._batches -= batches
+        for each in touched:
+            each.of_step, each.samples_of_step = 0, 0.0
+        return max(samples, 0.0)
 
     def _trains(self) -> bool:
         """Return whether batches may be trained on: not without gradients, nor in a pause of the script's thread."""
         paused = self._paused_at is not None and threading.get_ident() == self._thread
         return torch.is_grad_enabled() and not paused
+
+
+def is_inside_own_step(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether a step() of a derived class, which torch's hooks follow too, has called this one."""
+    hooked = sum(hasattr(vars(each).get("step"), "hooked") for each in type(optimizer).__mro__)
+    if hooked < 2:
+        return False
+    frame, calls = sys._getframe(), 0
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer:  # that of profile_hook_step
+            calls += 1
+    return calls > 1
 
 
 MOST_PARAMETERS = 50

@@ -297,6 +297,8 @@ def result(
     seen, weight = ranks.gather(Seen.of(end, ranks.node_rank, processors())), stated
     if stated is None and not all(each.samples for each in seen):
         weight, unit = 1.0 if trial.cell.scaling == "weak" else 1.0 / ranks.world_size, "batches"
+    elif stated is None and not all(each.facts.counted for each in seen):
+        unit = "samples"
     windows = windows_of(end, settings, weight)
     profiles = ranks.gather(followed.profile)
     if own := followed.profile if None not in profiles else None:

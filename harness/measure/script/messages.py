@@ -56,7 +56,8 @@ class Facts:
     ``connected``: the size of its process group, 0 without one. ``parameters``: shape and sum of those of the counted
     optimizer; empty if they may be shards. ``gpus``: those of its parameters, by UUID. ``threads``: torch's computing
     threads. ``workers``: processes of multiprocessing, as of a DataLoader. ``memory``: its peak. ``passes``,
-    ``batches``: backward passes, and batches that are trained on, a step, rounded.
+    ``batches``: backward passes, and batches that are trained on, a step, rounded. ``counted``: whether the script
+    counted its samples or tokens itself.
     """
 
     optimizers: Sequence[str]
@@ -69,6 +70,7 @@ class Facts:
     memory: RankFacts
     passes: int = 1
     batches: int = 1
+    counted: bool = False
 
 
 @dataclass(frozen=True)

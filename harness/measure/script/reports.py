@@ -221,7 +221,7 @@ def _of_trainer(_: object, logs: Values) -> Values:
 
     Its last log is a summary: the mean loss of all steps.
     """
-    if "train_loss" in logs:  # of the last one alone
+    if {"train_loss", "train_runtime"} <= logs.keys():  # of the last one alone
         return {}
     kept = {name: value for name, value in logs.items() if not name.endswith(NOISE)}
     if "loss" in kept:
@@ -261,7 +261,19 @@ def read_libraries(record: Callable[[Values], None]) -> None:
         holder = getattr(holder, owner, None) if owner else holder
         function = getattr(holder, name, None)
         if function is not None and not hasattr(function, READ):
+            if holder is sys.modules.get("ray.train"):
+                function = _without_checkpoint(function)
             setattr(holder, name, _recording(function, argument, place, read, record))
+
+
+def _without_checkpoint(report: Callable[..., object]) -> Callable[..., object]:
+    """Return ray.train.report without its checkpoint: a trial keeps none, and its nodes may share no folder for it."""
+
+    @functools.wraps(report)
+    def alone(metrics: Values, *_: object, **__: object) -> object:
+        return report(metrics)
+
+    return alone
 
 
 def _recording(

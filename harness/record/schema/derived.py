@@ -307,6 +307,7 @@ PREDICTION = Table(
     real("high", "upper end of the 95 % prediction interval", "s"),
     real("error", "predicted over measured step time, less 1"),
     real("throughput_per_s", "predicted throughput", "samples/s"),
+    real("efficiency", "a device's part of it over that of the base, as in the table scaling"),
     real("own_s", "of the predicted step: computation of the slowest rank", "s"),
     real("exposed_s", "of the predicted step: exchange that no computation covers", "s"),
     real("data_s", "of the predicted step: waiting for data", "s"),

@@ -41,7 +41,7 @@ def prediction_table(
         ("predicted, ms", lambda row: _interval(row.step_s, row.low, row.high), words),
         ("error", lambda row: _signed(row.error), words),
         ("per s", "throughput_per_s", speed),
-        ("efficiency", lambda row: "" if is_missing(row.ideal_s) else percent(row.ideal_s / row.step_s), words),
+        ("efficiency", "efficiency", percent),
         ("price of a million", of_a_million, words),
         ("own, ms", "own_s", MILLISECONDS),
         ("exposed, ms", "exposed_s", MILLISECONDS),

@@ -250,3 +250,100 @@ def test_batches_of_a_pause_are_neither_trained_on_nor_an_evaluation_in_the_wind
     script.finish()
     end = parent.recv()
     assert list(end.steps.samples) == [8, 8] and end.facts.evaluations == 0
+
+
+Timed = Callable[[StepRecorder], None]
+
+
+def counting_script(monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed, **how: Any) -> tuple[StepRecorder, Any]:
+    ours, parent = Pipe()
+    script = StepRecorder(ours, lambda: None, Counting(**how))
+    timed_loaders(script)
+    monkeypatch.setattr(torch.autograd, "backward", script._noting(torch.autograd.backward))
+    return script, parent
+
+
+@pytest.mark.parametrize(("fetch", "samples"), [(iter, [8] * 8), (ahead, [16, 8, 8, 0] * 2)])
+@pytest.mark.parametrize("most", [3, 99])
+def test_an_evaluation_with_gradients_that_is_left_or_beside_a_loader_that_fetches_ahead_has_no_samples(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed, fetch: Any, samples: list[float], most: int
+) -> None:
+    script, parent = counting_script(monkeypatch, timed_loaders)
+    loader, held_out = (DataLoader(TensorDataset(torch.zeros(size, 1)), 8) for size in (32, 100))
+    for _ in range(2):
+        for number, _ in enumerate(fetch(loader)):
+            WEIGHT.sum().backward()
+            script.step()
+            if number == 1:
+                for seen, _ in enumerate(held_out):
+                    if seen == most:
+                        break
+    script.finish()
+    end = parent.recv()
+    assert list(end.steps.samples) == samples and end.facts.evaluations == 2
+
+
+def test_a_training_that_fetches_without_gradients_is_no_evaluation(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed
+) -> None:
+    """As one whose batches a frozen encoder prepares."""
+    script, parent = counting_script(monkeypatch, timed_loaders, pauses=True)
+    batches = iter(DataLoader(TensorDataset(torch.zeros(40, 1)), 8))
+    for _ in range(4):
+        with torch.no_grad():
+            next(batches)
+        WEIGHT.sum().backward()
+        script.step()
+    script.finish()
+    steps = parent.recv().steps
+    assert list(steps.samples) == [8] * 4 and list(steps.pause_s) == [0.0] * 4
+
+
+def test_the_pause_of_an_evaluation_ends_with_its_last_batch(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed
+) -> None:
+    """Of a training whose own batches are in memory, which no fetch shows."""
+    script, parent = counting_script(monkeypatch, timed_loaders, pauses=True)
+    now = 0.0
+    monkeypatch.setattr(counting, "clock", lambda: now)
+    held_out = DataLoader(TensorDataset(torch.zeros(24, 1)), 8)
+    for _ in range(3):
+        with torch.no_grad():
+            for _ in held_out:
+                now += 1.0
+        now += 10.0
+        WEIGHT.sum().backward()
+        script.step()
+    script.finish()
+    steps = parent.recv().steps
+    assert list(steps.pause_s) == [3.0] * 3 and not any(steps.samples)
+    assert steps.ended[2] - steps.ended[1] - steps.pause_s[2] == 10.0
+
+
+def test_what_a_script_counts_takes_the_place_of_what_loaders_deliver(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed
+) -> None:
+    script, parent = counting_script(monkeypatch, timed_loaders)
+    for _ in DataLoader(TensorDataset(torch.zeros(24, 1)), 8):
+        WEIGHT.sum().backward()
+        script.count(1024)
+        script.step()
+    script.finish()
+    end = parent.recv()
+    assert list(end.steps.samples) == [1024] * 3 and end.facts.counted
+
+
+def test_a_pause_inside_another_ends_with_the_outer_one(monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed) -> None:
+    script, parent = counting_script(monkeypatch, timed_loaders)
+    now = 0.0
+    monkeypatch.setattr(counting, "clock", lambda: now)
+    for _ in range(2):
+        script.pause()
+        script.pause()
+        now += 1.0
+        script.go_on()
+        now += 2.0
+        script.go_on()
+        script.step()
+    script.finish()
+    assert list(parent.recv().steps.pause_s) == [3.0] * 2

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from harness.measure.script import counting
 from harness.measure.script.child import Counting
@@ -115,3 +116,25 @@ def test_on_a_gpu_events_are_made_before_and_devices_synchronised_in_the_warm_up
     assert len(end.steps.device_s) == 2 and min(end.steps.device_s) > 0
     memory = end.facts.memory
     assert (end.facts.gpus, memory["peak_memory_bytes"], memory["peak_reserved_bytes"]) == (["GPU-1f"], 5, 7)
+
+
+class Clipped(torch.optim.Adam):
+    """A step of a class of one's own, which calls the one that it is derived from."""
+
+    def step(self, closure: Any = None) -> Any:
+        return super().step(closure)
+
+
+def test_a_step_inside_a_derived_class_s_own_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.ones(2)
+    taken: list[bool] = []
+    handle = register_optimizer_step_post_hook(
+        lambda optimizer, *_: taken.append(counting.is_inside_own_step(optimizer))
+    )
+    try:
+        torch.optim.Adam([parameter]).step()  # whose class torch's hooks follow from now on
+        Clipped([parameter]).step()
+    finally:
+        handle.remove()
+    assert taken == [False, True, False]
