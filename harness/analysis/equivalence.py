@@ -56,7 +56,8 @@ def equivalence(trials: pd.DataFrame, checks: pd.DataFrame) -> pd.DataFrame:
         if row.cell_id == row.base_id:
             continue
         named = columns_of(row, "cell_id", "base_id", *DESCRIPTION)
-        for computed_in in dict.fromkeys(("fp32", row.precision)):
+        recorded = sorted((name for cell_id, name in found if cell_id == row.cell_id), key=lambda name: name != "fp32")
+        for computed_in in recorded or dict.fromkeys(("fp32", row.precision)):
             rows.append({**named, "computed_in": computed_in, **_verdict(row, computed_in, found, failed)})
     for row in {row.cell_id: row for row in _of_scripts(last) if row.connected_ranks < row.devices}.values():
         group = f"in groups of {row.connected_ranks}" if row.connected_ranks > 1 else "each alone"

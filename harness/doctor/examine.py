@@ -15,7 +15,17 @@ from harness.doctor import data, memory_needs, parameters, real_steps
 from harness.doctor.facts import Steps
 from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.real_steps import REHEARSED
-from harness.doctor.subject import Case, Check, FewBuilds, ProcessState, Subject, any_error, describe_error, doctor_cell
+from harness.doctor.subject import (
+    SMALL,
+    Case,
+    Check,
+    FewBuilds,
+    ProcessState,
+    Subject,
+    any_error,
+    describe_error,
+    doctor_cell,
+)
 from harness.measure.scenarios import TrialContext
 from harness.plan import memory_forecast as memory
 from harness.plan.checks import Finding
@@ -261,7 +271,18 @@ def _failed_alone(subject: Subject, failed: dict[str, str]) -> Finding:
         return Finding(EXECUTION, "error", f"{text}, in the check: {check}", means, advice, stops=True)
     means = "steps run with the cell's own batch, but not with a few samples: these checks have no result"
     advice = "nothing to do if the workload needs more than a few samples in a batch"
+    if not any(subject.ranks.gather(_needs_more_samples(subject))):
+        means, advice = "these checks have no result", "nothing to do if the trials run; else report the error"
     return Finding(EXECUTION, "warning", f"{text}, in the checks: {', '.join(failed)}", means, advice)
+
+
+def _needs_more_samples(subject: Subject) -> bool:
+    """Return whether the loss of a few samples raises, with which most checks work."""
+    try:
+        subject.loss(subject.bare_model(), subject.first_samples(SMALL))
+    except Exception:
+        return True
+    return False
 
 
 def _with_steps(subject: Subject, found: DoctorReport) -> Subject | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
 from harness.train.loader import value_digest
-from harness.train.training import local_part
+from harness.train.training import PIECE, local_part
 
 OWN = frozenset(vars(nn.Module()))
 """The attributes of every module."""
@@ -79,13 +80,24 @@ def moved_by_hand(model: nn.Module, before: Mapping[str, Tensor], optimizer: tor
     """
     found, stepped = [], {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in model.named_parameters():
-        if name in before and parameter.grad is not None and id(parameter) in stepped:
-            moved = (local_part(parameter).detach() - before[name]).double()
-            gradient = local_part(parameter.grad).double()
-            lengths = float(moved.norm() * gradient.norm())
-            if lengths > 0 and float((moved * gradient).sum()) / lengths < -AGAINST:
-                found.append(name)
+        if name not in before or parameter.grad is None or id(parameter) not in stepped:
+            continue
+        gradient = local_part(parameter.grad)
+        gradient = gradient if gradient.layout is torch.strided else gradient.to_dense()
+        if _cosine(local_part(parameter).detach(), before[name], gradient) < -AGAINST:
+            found.append(name)
     return found
+
+
+def _cosine(after: Tensor, before: Tensor, gradient: Tensor) -> float:
+    """Return the cosine of a move and a gradient, 0 without one; in pieces, as a table may fill half of the memory."""
+    both = moved = whole = 0.0
+    for now, then, part in zip(*(each.flatten().split(PIECE) for each in (after, before, gradient)), strict=True):
+        move, slope = (now - then).double(), part.double()
+        both += float((move * slope).sum())
+        moved += float(move.square().sum())
+        whole += float(slope.square().sum())
+    return both / math.sqrt(moved * whole) if moved * whole > 0 else 0.0
 
 
 def digests_of_state(model: nn.Module) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.rows import Severity
 from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
+from harness.train.precision import LOW_PRECISIONS
 from harness.train.training import Training, whole_tensor
 from harness.train.workloads import Workload, collate_of, innermost
 
@@ -104,7 +105,7 @@ class Products:
 
     products: dict[str, tuple[float, float, float]] = field(default_factory=dict)
     noisy: bool = False
-    """Some rank drew random numbers."""
+    """Some rank drew random numbers, or parameters, and so gradients, have 16 bits."""
     batch: int = 0
     """Samples of the global batch."""
     unknown: str = ""
@@ -141,7 +142,7 @@ def observe(subject: Subject) -> Products:
     [(_, whole)] = subject.stream(1, whole=True)
 
     def attempt(frozen: Frozen) -> tuple[dict[str, Tensor], bool]:
-        return _gradients(subject.training(frozen), subject.stream(1)[0], innermost(frozen))
+        return _gradients(subject.training(frozen), subject.stream(1)[0], innermost(frozen), keep=subject.ranks.first)
 
     try:
         frozen, gradients, noisy = in_comparable_mode(subject.workload, whole, subject.ranks, attempt)
@@ -164,13 +165,18 @@ def observe(subject: Subject) -> Products:
         own = torch.zeros_like(one) if own is None else own
         products[name] = (float((own * one).sum()), float(one.square().sum()), float(own.square().sum()))
     sparse = any(getattr(module, "sparse", False) is True for module in alone.unwrapped.modules())
+    noisy = noisy or any(parameter.dtype in LOW_PRECISIONS for parameter in alone.unwrapped.parameters())
     return Products(products, noisy, subject.cell.global_batch_size, sparse=sparse)
 
 
 def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
     cell, products = case.cell, seen[0].products
     cross, one, own = (sum(values[i] for values in products.values()) for i in range(3))
-    if one == 0.0 or relative(cross, one, own) <= (NOISY if seen[0].noisy else MAX_DIFFERENCE):
+    if (
+        one == 0.0
+        or not math.isfinite(one)
+        or relative(cross, one, own) <= (NOISY if seen[0].noisy else MAX_DIFFERENCE)
+    ):
         return
     factor = cross / one
     rest = own - factor * cross
@@ -210,19 +216,22 @@ def relative(cross: float, one: float, own: float) -> float:
     return float(max(0.0, own - 2 * cross + one) ** 0.5 / one**0.5)
 
 
-def _gradients(training: Training, part: tuple[Share, object], workload: Workload) -> tuple[dict[str, Tensor], bool]:
+def _gradients(
+    training: Training, part: tuple[Share, object], workload: Workload, *, keep: bool = True
+) -> tuple[dict[str, Tensor], bool]:
     """Return the full gradients by parameter, on the host in float64, and whether random numbers were drawn.
 
-    Collective if the strategy shards parameters.
+    Without ``keep`` no gradient. Collective if the strategy shards parameters.
     """
     share, batch = part
     with drawing(training.unwrapped, workload) as drew:
         training.step(batch, share)
-    found = {
-        name.removeprefix("module."): whole_tensor(parameter.grad).detach().cpu().double()
-        for name, parameter in training.model.named_parameters()
-        if parameter.grad is not None
-    }
+    found: dict[str, Tensor] = {}
+    for name, parameter in training.model.named_parameters():
+        if parameter.grad is not None:
+            whole = whole_tensor(parameter.grad)
+            if keep:
+                found[name.removeprefix("module.")] = whole.detach().cpu().double()
     return found, drew()
 
 

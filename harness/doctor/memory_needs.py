@@ -23,7 +23,7 @@ from harness.plan import memory_forecast as memory
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell, single_device_cell
-from harness.plan.rows import ActivationBytes, MemoryFacts, ModelBytes
+from harness.plan.rows import ActivationBytes, MemoryFacts, ModelBytes, Severity
 from harness.train.activation_checkpointing import NO_UNITS
 from harness.train.model import device_bytes
 from harness.train.precision import REDUCED, Precision, without_autocast
@@ -205,16 +205,17 @@ class _Kept:
     """
 
     def __init__(self, own: Sequence[Tensor]) -> None:
-        self._own = {_storage(tensor) for tensor in own}
+        self._own = {_storage(part) for tensor in own for part in _strided(tensor)}
         self._kept: dict[nn.Module | None, dict[int, int]] = {None: {}}
         self._inside: list[nn.Module] = []
         self._inputs: list[Tensor] = []
 
     def note(self, tensor: Tensor) -> Tensor:
         """Note a tensor that is saved for backward."""
-        if _storage(tensor) not in self._own:
-            of_unit = self._kept.setdefault(self._inside[0] if self._inside else None, {})
-            of_unit[_storage(tensor)] = tensor.untyped_storage().nbytes()
+        of_unit = self._kept.setdefault(self._inside[0] if self._inside else None, {})
+        for part in _strided(tensor):
+            if _storage(part) not in self._own:
+                of_unit[_storage(part)] = part.untyped_storage().nbytes()
         return tensor.detach()  # a node that holds its own output is in a cycle that no garbage collection finds
 
     @property
@@ -227,10 +228,21 @@ class _Kept:
 
     def enter(self, unit: nn.Module, *inputs: object) -> None:
         self._inside.append(unit)
-        self._inputs += [leaf for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor)]
+        self._inputs += [part for leaf in tree_leaves(inputs) if isinstance(leaf, Tensor) for part in _strided(leaf)]
 
     def leave(self, *_: object) -> None:
         self._inside.pop()
+
+
+def _strided(tensor: Tensor) -> Sequence[Tensor]:
+    """Return the tensors with a storage that a tensor is made of: of a sparse one indices and values."""
+    if tensor.layout is torch.strided:
+        return [tensor]
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    if tensor.layout is torch.sparse_csr:
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.values()]
+    return []
 
 
 def _storage(tensor: Tensor) -> int:
@@ -248,7 +260,11 @@ def judge_memory_growth(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
             more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
             means = "memory grows until none is left; each graph keeps the activations of its step"
             advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
-            yield Finding(MEMORY_GROWTH, "warning", f"tensors that steps keep on rank {rank}: {more}", means, advice)
+            severity: Severity = "warning"
+            if growth < MIB:  # without a graph
+                means, severity = "memory grows until none is left, unless what is kept has a bound", "note"
+                advice = "nothing to do if it has one, as a buffer of samples; else keep numbers: .item()"
+            yield Finding(MEMORY_GROWTH, severity, f"tensors that steps keep on rank {rank}: {more}", means, advice)
             return
 
 

@@ -29,6 +29,16 @@ WHY = {
         "no effect of these parameters on the loss in these steps",
         "look for factors of zero, masks and dead ReLUs between these parameters and the loss",
     ),
+    "not stepped": (
+        "with a gradient and in no group of the optimizer",
+        "the optimizer does not train them, which costs their part of the backward pass",
+        "freeze them with requires_grad_(False), or give them to the optimizer",
+    ),
+    "rounded": (
+        "of 16 bits unchanged in spite of a gradient",
+        "each step is below the precision of these parameters, and lost",
+        "keep parameters in float32 and compute in 16 bits (precision: bf16), or raise the learning rate",
+    ),
     "some": (
         "unchanged in spite of a gradient",
         "the optimizer updates other tensors, as the module replaced its parameters after it was wrapped (a copy, a "
@@ -72,7 +82,7 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             name for name, why in seen[0].unchanged.items() if why == kind and all(name in r.unchanged for r in seen)
         ]
         if names:
-            every = len(names) == seen[0].trainable
+            every = len(names) == seen[0].trainable and kind != "rounded"
             severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"trainable parameters {what} in {STEPS} steps: {count} ({join_names(names)})"

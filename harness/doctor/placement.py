@@ -106,7 +106,7 @@ def _module_stack(model: nn.Module) -> Iterator[Callable[[], str]]:
         yield lambda: stack[-1] if stack else "loss()"
 
 
-CHECK = Check(observe, first_found, about=("forward",), clue=r"\.cuda\(|cuda:|device=")
+CHECK = Check(observe, first_found, about=("forward", "loss"), clue=r"\.cuda\(|cuda:|device=(?!\w+\.device)")
 
 
 def observe_transfer(subject: Subject) -> list[Finding]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import Dataset, Subset
 
 from harness.doctor.facts import (
@@ -30,6 +30,7 @@ from harness.measure.stepper import TrainingData
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
+from harness.train.precision import LOW_PRECISIONS
 from harness.train.training import BACKWARD, Mark, Phase, StepValues, Training, local_part
 from harness.train.workloads import innermost
 
@@ -209,14 +210,33 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen.batch_norms = [name for name, module in layers if uses_own_statistics(module)]
     seen.share_of_biases = share_of_biases(inner)
     seen.trainable = len(before)
-    for name, parameter in inner.named_parameters():
-        if name in before and torch.equal(before[name], local_part(parameter).detach()):
-            kind = with_gradient.get(name, "none")
-            if kind != "some" or not _is_rounding(parameter, training.optimizer):
-                seen.unchanged[name] = kind
+    _note_unchanged(seen, inner, before, with_gradient, training.optimizer)
     if not subject.cell.traits.shards_parameters:
         seen.digests = {name: value_digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
+
+
+def _note_unchanged(
+    seen: Steps,
+    model: nn.Module,
+    before: Mapping[str, Tensor],
+    with_gradient: Mapping[str, str],
+    optimizer: torch.optim.Optimizer,
+) -> None:
+    """Note each parameter that no step changed, with the kind of its gradient, or why that has no effect."""
+    stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if stepped.isdisjoint(map(id, model.parameters())):  # as of shards that stand for them
+        stepped |= {*map(id, model.parameters())}
+    for name, parameter in model.named_parameters():
+        if name not in before or not torch.equal(before[name], local_part(parameter).detach()):
+            continue
+        kind = with_gradient.get(name, "none")
+        if kind == "some" and id(parameter) not in stepped:
+            kind = "not stepped"
+        elif kind == "some" and parameter.dtype in LOW_PRECISIONS:
+            kind = "rounded"
+        if kind != "some" or not _is_rounding(parameter, optimizer):
+            seen.unchanged[name] = kind
 
 
 def _taken(
@@ -228,7 +248,8 @@ def _taken(
     def called(module: nn.Module, *_: object) -> None:
         seen.calls += module is outer
         seen.inner_calls += module is inner
-        seen.evaluates |= module in (outer, inner) and not inner.training  # not of a copy, as an average of weights
+        # not of a copy, as an average of weights; without gradients it makes labels or pictures
+        seen.evaluates |= module in (outer, inner) and not inner.training and torch.is_grad_enabled()
 
     hooks = [module.register_forward_hook(called) for module in {outer, inner}]
     for share, batch in batches:

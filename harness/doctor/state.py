@@ -81,6 +81,7 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     not finite are a matter of the check for divergence, and say nothing about the state.
     """
     overwrites = not case.cell.traits.shards_parameters and case.cell.own_traits is None
+    overwrites = overwrites and case.cell.strategy_options.get("broadcast_buffers", True) is not False
     if overwrites and (lost := sorted({name for rank in seen for name in rank.buffers} - seen[0].state.keys())):
         ranks = ", ".join(str(number) for number, rank in enumerate(seen) if rank.state.keys() & lost)
         text = f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}"

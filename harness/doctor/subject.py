@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from traceback import extract_tb, walk_stack
 from types import FrameType, FunctionType, ModuleType
@@ -171,9 +171,21 @@ class FewBuilds(Wrapper):
             attributes = vars(self.inner).items()
             self.kept.links = {name: names[id(value)] for name, value in attributes if id(value) in names}
             with suppress(Exception):  # a model that cannot be copied is built each time
-                if not _reaches((value for name, value in attributes if name not in self.kept.links), model):
+                own = (value for name, value in attributes if name not in self.kept.links)
+                if not _reaches(chain(own, _closures(model)), model):
                     self.kept.keep(model)
         return model
+
+
+def _closures(model: nn.Module) -> Iterator[object]:
+    """Yield the functions in attributes and hooks of the model's modules, which a copy of the model shares with it."""
+    for module in model.modules():
+        for value in vars(module).values():
+            yield from filter(_is_function, value.values() if isinstance(value, dict) else [value])
+
+
+def _is_function(value: object) -> bool:
+    return isinstance(value, FunctionType)
 
 
 def _reaches(values: Iterable[object], model: nn.Module) -> bool:

@@ -132,7 +132,8 @@ def _shared_rows(train: Tensor, validation: Tensor) -> int:
     if train.untyped_storage().data_ptr() != validation.untyped_storage().data_ptr() or not validation.is_contiguous():
         return 0
     row = max(1, validation[0].numel()) if len(validation) else 1
-    start, end = train.storage_offset(), train.storage_offset() + train.numel()
+    reach = sum((size - 1) * stride for size, stride in zip(train.shape, train.stride(), strict=True))
+    start, end = train.storage_offset(), train.storage_offset() + (reach + 1 if train.numel() else 0)
     first, last = validation.storage_offset(), validation.storage_offset() + validation.numel()
     return int(max(0, min(end, last) - max(start, first)) // row)
 

@@ -253,7 +253,7 @@ def equivalence(context: TrialContext) -> TrialResult:
         trial.id,
         **outcome_columns(None if finite else Divergence(0), {}),
         unit=workload.unit,
-        parameters=found["fp32"].parameters,
+        parameters=next(iter(found.values())).parameters,
         steps_s=context.parts["check"],
         checks=columns_of(rows),
     )

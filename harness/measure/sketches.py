@@ -8,14 +8,13 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from itertools import islice
-from typing import TypeVar
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import default_collate
 
 from harness.measure.stepper import TrainingData
@@ -23,9 +22,9 @@ from harness.plan.trial import SkipReason, SkipTrial
 from harness.train.loader import Batches, Share, endless_shares, pickle_digest, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
-from harness.train.precision import REDUCED
+from harness.train.precision import LOW_PRECISIONS, REDUCED
 from harness.train.ranks import Ranks
-from harness.train.training import BACKWARD, Phase, Training, whole_tensor
+from harness.train.training import BACKWARD, PIECE, Phase, Training, whole_tensor
 from harness.train.transfer import copier
 from harness.train.workloads import Collate, Workload, Wrapper, as_loss, collate_of, innermost
 
@@ -52,6 +51,13 @@ class Sketches:
     quantities: dict[str, list[float]]
     parameters: int
     finite: bool
+    low: str | None = None
+    """The precision of the model's parameters of 16 bits, if it has some."""
+
+
+def _on_host(leaf: Any) -> object:
+    """Return a tensor, or a batch with a method ``to``, on the host."""
+    return leaf.to(torch.device("cpu")) if callable(getattr(leaf, "to", None)) else leaf
 
 
 class Frozen(Wrapper):
@@ -64,7 +70,7 @@ class Frozen(Wrapper):
     def __init__(self, workload: Workload, batch: object, *, train: bool = False) -> None:
         super().__init__(workload)
         self._train = train
-        self._batch = tree_map_only(Tensor, Tensor.cpu, batch)  # the model is on the host when it is built
+        self._batch = tree_map(_on_host, batch)  # the model is on the host when it is built
         self.evaluates = False
 
     def build_model(self) -> nn.Module:
@@ -147,6 +153,8 @@ class Steps:
     update: list[Tensor]
     parameters: int
     drew: bool
+    low: str | None
+    """The precision of parameters of 16 bits, if the model has some."""
 
     @property
     def scale(self) -> float:
@@ -156,10 +164,14 @@ class Steps:
 
 
 def measure_by_precision(data: TrainingData, advance: Callable[[], None]) -> dict[str, Sketches]:
-    """Return the sketches in fp32, and in the cell's precision if that computes in 16 bits; raise SkipTrial."""
+    """Return the sketches in fp32, and in the cell's precision if that computes in 16 bits; raise SkipTrial.
+
+    Those of a model whose own parameters have 16 bits have their precision's name in any case.
+    """
     cell = data.cell
     precisions = dict.fromkeys(("fp32", cell.precision if cell.precision in REDUCED else "fp32"))
-    return {name: measure_sketches(replace(data, cell=replace(cell, precision=name)), advance) for name in precisions}
+    found = {name: measure_sketches(replace(data, cell=replace(cell, precision=name)), advance) for name in precisions}
+    return {(name if name in REDUCED else each.low or name): each for name, each in found.items()}
 
 
 def measure_sketches(data: TrainingData, advance: Callable[[], None]) -> Sketches:
@@ -186,7 +198,7 @@ def measure_sketches(data: TrainingData, advance: Callable[[], None]) -> Sketche
         vectors["gradient"] = first.gradient
     quantities = dict(zip(vectors, fold(list(vectors.values())), strict=True))
     finite = all(math.isfinite(value) for sketch in quantities.values() for value in sketch)
-    return Sketches(quantities, first.parameters, ranks.broadcast(finite))
+    return Sketches(quantities, first.parameters, ranks.broadcast(finite), first.low)
 
 
 def _batches_of(data: TrainingData) -> tuple[list[tuple[Share, object]], object]:
@@ -233,7 +245,8 @@ def take_steps(
         advance()
     end = _flat(training.model.parameters(), keep=keep)
     update = [after.sub_(before) for after, before in zip(end, start, strict=True)]
-    return Steps(start, gradient, update, training.parameters, drew)
+    low = (LOW_PRECISIONS.get(parameter.dtype) for parameter in training.model.parameters())
+    return Steps(start, gradient, update, training.parameters, drew, next(filter(None, low), None))
 
 
 @contextmanager
@@ -283,7 +296,8 @@ def fold(vectors: Sequence[Sequence[Tensor]]) -> list[list[float]]:
     """
     totals = [torch.zeros(BUCKETS, dtype=torch.float64) for _ in vectors]
     generator = torch.Generator().manual_seed(20020708)
-    for parts in zip(*vectors, strict=True):
+    pieces = (zip(*(part.split(PIECE) for part in parts), strict=True) for parts in zip(*vectors, strict=True))
+    for parts in chain.from_iterable(pieces):
         bucket = torch.randint(BUCKETS, (parts[0].numel(),), generator=generator)
         sign = torch.randint(0, 2, (parts[0].numel(),), generator=generator, dtype=torch.float64) * 2 - 1
         for total, part in zip(totals, parts, strict=True):

@@ -335,8 +335,8 @@ def value_digest(value: object, *, objects: bool = True) -> str:
 
 
 def _bytes_of(leaf: object, *, objects: bool) -> bytes:
-    if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
-        return leaf.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+    if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
+        return _values_of(leaf).numpy().tobytes()
     if isinstance(leaf, str | bytes | int | float | complex | None):
         return repr(leaf).encode()
     if isinstance(leaf, set | frozenset):  # whose order differs between processes
@@ -382,7 +382,13 @@ class _DigestPickler(pickle.Pickler):
         if isinstance(obj, FunctionType) and "<" in obj.__qualname__:
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
             return tuple, ((obj.__qualname__, held, obj.__defaults__, obj.__kwdefaults__),)
-        if type(obj) is not Tensor or obj.layout is not torch.strided or obj.device.type == "meta":
+        if not isinstance(obj, Tensor) or obj.layout is not torch.strided or obj.is_nested or obj.is_meta:
             return NotImplemented
-        self.hash.update(obj.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data)
-        return str, (f"{obj.dtype} {tuple(obj.shape)}",)
+        self.hash.update(_values_of(obj).numpy().data)  # the pickle of a class of one's own may hold an address
+        return str, (f"{type(obj).__name__} {obj.dtype} {tuple(obj.shape)}",)
+
+
+def _values_of(tensor: Tensor) -> Tensor:
+    """Return the bytes of a tensor's values, also of one that is a view with another sign or conjugated."""
+    values = tensor.detach().as_subclass(Tensor).resolve_conj().resolve_neg()
+    return values.cpu().contiguous().view(-1).view(torch.uint8)

@@ -17,6 +17,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 
 REDUCED: Mapping[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions whose forward and backward passes compute in fewer than 32 bits; weights stay in float32."""
+LOW_PRECISIONS: Mapping[torch.dtype, str] = {low: name for name, low in REDUCED.items()}
+"""Their names by dtype, also of parameters that have one of these themselves."""
 FEW_STEPS_SCALE = 1024.0
 """A scale for checks of a few steps: at GradScaler's first, 65,536, updates are skipped until it has fallen."""
 SWITCHES = ("CUDA_LAUNCH_BLOCKING", "PYTORCH_NO_CUDA_MEMORY_CACHING")

@@ -454,6 +454,10 @@ def whole_tensor(tensor: Tensor) -> Tensor:
     return whole if whole.layout is torch.strided else whole.to_dense()
 
 
+PIECE = 2**24
+"""The values of a parameter that are compared at a time, in float64."""
+
+
 def local_part(tensor: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, which fsdp creates; any other tensor is returned itself."""
     to_local = getattr(tensor, "to_local", None)
