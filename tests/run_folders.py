@@ -41,6 +41,7 @@ def make_run(
     invocation: Mapping[str, Any] | None = None,
     trials: Callable[[Trial], bool] = lambda trial: True,
     accuracy: Callable[[int], float] = lambda seed: 0.9,
+    epochs: int = 1,
 ) -> Path:
     """A run folder of an experiment on a laptop of two cores, in which each trial measured what ``rate`` says.
 
@@ -54,7 +55,7 @@ def make_run(
         group = f"b{trial.block}-g0"
         if trials(trial):
             at = {"attempt": 1, "invocation": 0, "group_id": group, "position": number}
-            folder.append(trial, _result(trial, rate, accuracy), at)  # type: ignore[arg-type]
+            folder.append(trial, _result(trial, rate, accuracy, epochs), at)  # type: ignore[arg-type]
     for group in dict.fromkeys(f"b{trial.block}-g0" for trial in plan.trials):
         entry = {"group_id": group, "invocation": 0, "whole_s": 1.0, "nodes": [copy.deepcopy(dict(node))], "ranks": []}
         folder.add_environment(entry)  # type: ignore[typeddict-item, arg-type]
@@ -76,12 +77,21 @@ def run_inline(experiment: Experiment, place: Path) -> RunFolder:
     return folder
 
 
-def _result(trial: Trial, rate: Rate, accuracy: Callable[[int], float]) -> TrialResult:
+def _result(trial: Trial, rate: Rate, accuracy: Callable[[int], float], count: int) -> TrialResult:
     ranks = tuple({**rank_row(rank), "peak_memory_bytes": 2**30} for rank in range(trial.cell.devices))
     done: dict[str, Any] = {"ranks": ranks, "unit": "samples", "trial_s": 2.0, "steps_s": 1.5}
     if trial.kind == "convergence":
-        epochs = {"epoch": [1], "samples": [100], "train_s": [2.0], "evaluation_s": [0.1], "train_loss": [0.5]}
-        epochs |= {"val_loss": [0.6], "val_accuracy": [accuracy(trial.seed)], "reported_f1": [accuracy(trial.seed)]}
+        numbers, reached = range(1, count + 1), accuracy(trial.seed)
+        curve = {"epoch": 1, "samples": 100.0, "train_s": 2.0}
+        epochs = {name: [number * first for number in numbers] for name, first in curve.items()}
+        same = {
+            "evaluation_s": 0.1,
+            "train_loss": 0.5,
+            "val_loss": 0.6,
+            "val_accuracy": reached,
+            "reported_f1": reached,
+        }
+        epochs |= {name: [value] * len(numbers) for name, value in same.items()}
         return TrialResult(trial.id, "ok", epochs=epochs, **done)
     speed = rate(trial.cell, trial.block)
     if speed is None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
 from harness.measure.stepper import TrainingData

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 
 from harness.analysis.compare import Comparison, compare, parse_condition
+from harness.analysis.history import side_by_side
 from harness.analysis.results import load
 from harness.analysis.run_pairs import Question
 from harness.config.experiment import Experiment
@@ -416,3 +417,24 @@ def test_convergence_is_compared_seed_by_seed(make_experiment: Make, tmp_path: P
     assert rows[0]["difference"] == pytest.approx(-0.02)
     assert rows[0]["high"] == pytest.approx(-0.02 + half, rel=1e-5)
     assert (rows[0]["first"], rows[0]["later"]) == (pytest.approx(0.9), pytest.approx(0.88))
+
+
+def test_trainings_of_unlike_length_or_target_have_no_interval_and_no_times(
+    make_experiment: Make, tmp_path: Path
+) -> None:
+    def trained(epochs: int, target: float, at: float) -> Path:
+        aim = {"metric": "val_accuracy", "at_least": target}
+        settings = {"epochs": epochs, "seeds": [0, 1], "target": aim}
+        asked = make_experiment(GRID, throughput=None, convergence=settings)
+        (run,) = made(tmp_path, asked, rate(), at=at, epochs=epochs)
+        return run
+
+    first, longer = trained(1, 0.5, 0), trained(2, 0.6, 1)
+    comparison = compared(first, longer)
+    assert {row["metric"] for row in comparison.convergence} >= {"val_accuracy"}
+    rows = comparison.convergence
+    assert all(row["low"] is None and row["reason"] == "trained for 1 and 2 epochs" for row in rows)
+    assert "time_to_target_s" not in {row["metric"] for row in comparison.convergence}
+    assert {"convergence.epochs", "convergence.target"} <= {
+        row["name"] for row in side_by_side({"A": load(first), "B": load(longer)}) if row["differs"]
+    }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from copy import copy
 from functools import cache
@@ -196,6 +197,9 @@ def test_batches_that_no_training_reached_and_far_ones_are_refused(study: Study)
     assert "not reached by each training at 128" in said
     found = pilot(late, TARGET, table, works, Wish())
     assert "twice the epochs" in found.why and "epochs: 18" in found.file
+    annealed = study(lambda row: False, schedule={"name": "CosineAnnealingLR", "T_max": 9})
+    table, works, _ = answer(annealed)
+    assert "T_max: 18" in pilot(annealed, TARGET, table, works, Wish()).file
     more = [*BATCHES, 256]
     grid = {**CONTENT["grid"], "global_batch_size": more}
     training = {**CONTENT["convergence"], "only": {"global_batch_size": more}, "seeds": [0, 1, 2, 3]}
@@ -216,6 +220,26 @@ def test_only_batches_near_to_what_was_trained_are_extrapolated_to(study: Study)
     schedule = {"name": "CosineAnnealingLR", "T_max": 9}
     rows = {row.global_batch_size: row for row in rows_of(answer(study(grid=grid, schedule=schedule))[0])}
     assert rows[128].time_s > 0 and "the schedule is fixed" in rows[256].reason
+
+
+def test_a_setting_is_named_with_what_tells_it_from_the_others_and_evaluation_is_said_to_be_left_out(
+    study: Study,
+) -> None:
+    results = study(loader={"workers": [0, 2]})
+    table, works, said = answer(results)
+    assert re.search(r"the cheapest is single on 1 device, workers=[02], global batch 32", said)
+    assert "workers=" in " ".join(cell for row in decision_table(table, NO_WISH).rows for cell in row.cells)
+    assert "and no evaluation." in said
+    assert "and no evaluation, which took 2 s an epoch." in " ".join(decision_lines(table, works, NO_WISH, 2.0))
+
+
+def test_a_pilot_is_of_the_work_of_its_answer(study: Study) -> None:
+    grid = {**CONTENT["grid"], "model": ["resnet8", "resnet14"]}
+    results = study(lambda row: row.model == "resnet14", grid=grid)
+    table, works, _ = answer(results)
+    found = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(found.file), source="pilot")
+    assert "more seeds" in found.why and asked.grid and asked.grid.model == ("resnet14",)
 
 
 def test_a_pilot_keeps_a_rule_for_the_number_of_blocks(study: Study) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from harness.doctor import subject
 from harness.doctor.examine import examine
@@ -102,3 +102,28 @@ class Keeping(Counting):
 def test_a_model_whose_parts_the_workload_keeps_is_built_each_time(keep: Callable[[Any], object], builds: int) -> None:
     few = FewBuilds(Keeping(keep))
     assert few.build_model() is not few.build_model() and len(few.inner.builds) == builds
+
+
+class Hooked(nn.Module):
+    """A model whose hook holds the model: a copy's would write into the first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.features = nn.Linear(4, 1), list[Tensor]()
+        self.layer.register_forward_hook(lambda module, given, found: self.features.append(found))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features.clear()
+        self.layer(x)
+        return self.features[-1]
+
+
+class KeepsFeatures(Healthy):
+    def build_model(self) -> nn.Module:
+        return Hooked()
+
+
+def test_a_model_whose_hooks_hold_it_is_built_each_time() -> None:
+    few = FewBuilds(KeepsFeatures())
+    for model in (few.build_model(), few.build_model()):
+        assert model(torch.ones(2, 4)).shape == (2, 1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harness.doctor import communication, data, gradients, memory_needs, parameters, speed, state, validation
+from harness.doctor import communication, data, facts, gradients, memory_needs, parameters, speed, state, validation
 from harness.doctor.facts import Padded, Steps, moved_by_hand, padded_of, real_lengths
 from harness.doctor.subject import Case, Subject, describe_error, doctor_cell
 from harness.plan import checks
@@ -99,6 +99,8 @@ def test_an_uncalled_wrapper_is_named() -> None:
         ("none", "fsdp", {}, "warning"),
         ("zero", "ddp", {}, "warning"),
         ("some", "ddp", {}, "error"),
+        ("not stepped", "ddp", {}, "warning"),
+        ("rounded", "ddp", {}, "warning"),
     ],
 )
 def test_parameters_that_do_not_move_are_named(why: str, strategy: str, options: dict[str, Any], severity: str) -> None:
@@ -177,6 +179,7 @@ def test_a_factor_of_n_is_a_sum_for_a_mean_and_another_difference_is_named_by_pa
     assert "sparse=False" in told and told.endswith(unlike.advice) and "sparse" not in unlike.advice
     assert not [*gradients.judge(products(1.0, 0.3, noisy=True), case())]  # noise in the loss widens the bound
     assert [*gradients.judge(products(2.0, noisy=True), case())]  # but not beyond a factor
+    assert not [*gradients.judge(products(math.nan), case())]  # one device's is none either
     assert (gradients.relative(0.0, 0.0, 0.0), gradients.relative(0.0, 0.0, 1.0)) == (0.0, math.inf)
 
 
@@ -274,7 +277,11 @@ def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of
     only(gradients.judge_loss_weight([masked, masked], case()), "error")
 
 
-def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none() -> None:
+@pytest.mark.parametrize("piece", [1, 2**24])
+def test_a_step_against_the_gradient_is_one_of_training_and_a_bound_is_none(
+    monkeypatch: pytest.MonkeyPatch, piece: int
+) -> None:
+    monkeypatch.setattr(facts, "PIECE", piece)
     model = nn.Linear(4, 1, bias=False)
     ours, other = torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(nn.Linear(4, 1).parameters(), 0.1)
     before = {"weight": model.weight.detach().clone()}
@@ -316,6 +323,7 @@ def test_a_buffer_that_rank_0_does_not_change_is_lost_under_ddp(of_rank_one: dic
     (finding,) = state.judge_rank_state(ranks, case())
     assert finding.seen == "buffers that forward changes on rank 1 of 2, and not on rank 0: shift"
     assert not [*state.judge_rank_state(ranks, case("fsdp"))]  # nothing overwrites it, and no loss depends on it
+    assert not [*state.judge_rank_state(ranks, case(strategy_options={"broadcast_buffers": False}))]
     assert not [*state.judge_rank_state([ranks[1], ranks[1]], case())]  # all ranks change it alike
     assert not [*state.judge_rank_state(ranks[::-1], case())]  # ddp sends what rank 0 writes to all
     assert not [*state.judge_rank_state([ranks[0], replace(ranks[1], buffers=[])], case())]  # an attribute of Python
@@ -332,6 +340,8 @@ def test_reading_for_repeated_draws_leaves_every_generator_as_it_was(monkeypatch
 def test_memory_grows_if_every_step_keeps_more() -> None:
     growing = [steps(), steps(kept_bytes=[2**20, 3 * 2**20, 5 * 2**20])]
     only(memory_needs.judge_memory_growth(growing, case()), seen="on rank 1: 2 MiB more")
+    samples = steps(kept_bytes=[2**10, 3 * 2**10, 5 * 2**10])  # no graph among them
+    only(memory_needs.judge_memory_growth([samples], case()), "note", means="unless what is kept has a bound")
     for kept in ([], [100], [2**20, 2**21, 2**21], [10, 14, 18]):
         assert not [*memory_needs.judge_memory_growth([steps(kept_bytes=kept)], case())]
 
@@ -447,6 +457,9 @@ def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -
     assert validation.observe(replace(subject, datasets=(train, of(rows[8:])))) == []
     shared = [validation._shared(of(rows[:8]), of(part)) for part in (rows[8:], rows[6:], rows.clone(), rows[:0])]
     assert shared == [0, 2, 0, 0]
+    series = torch.arange(2000.0)
+    windows = of(series[:1000].unfold(0, 8, 1))
+    assert [validation._shared(windows, of(series[first:].view(-1, 8))) for first in (1000, 992)] == [0, 1]
 
 
 def test_failing_copies_between_a_pair_block_the_cell() -> None:

@@ -229,6 +229,8 @@ def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
     monkeypatch.setattr(
         launcher, "in_thread", lambda fit: started.append(os.environ.get(launcher.START_LIMIT)) or 1 / 0
     )
+    whole: list[float] = []
+    monkeypatch.setattr(launcher, "Watchdog", lambda *given, start_s, **named: whole.append(start_s))
     monkeypatch.setattr(launcher.RayLauncher, "_trainer", lambda *given: SimpleNamespace(fit=None))
     monkeypatch.setattr(launcher.RayLauncher, "choice", SimpleNamespace(nodes_for=lambda group, deadline: many))
     monkeypatch.setattr(launcher, "_answer", lambda reference: None)
@@ -239,6 +241,7 @@ def test_the_limits_of_a_start_grow_with_the_nodes_that_read_the_same_files(
             monkeypatch.setenv(launcher.START_LIMIT, given)
         with closing(launcher.RayLauncher(ready, experiment, plan.machine)) as ours, pytest.raises(ZeroDivisionError):
             list(ours.launch(plan.groups[0], deadline=None))
+    assert whole == [2 * seconds, 7 + seconds]  # Ray waits for resources, then processes import
     assert started == [str(seconds), "7"] and os.environ[launcher.START_LIMIT] == "7"
 
 

@@ -17,6 +17,7 @@ from harness.doctor.examine import DoctorReport, DoctorTrialFailed
 from harness.launch.failures import (
     IDLE,
     blamed,
+    blamed_on,
     despite,
     explained,
     found_dead,
@@ -446,3 +447,10 @@ def test_a_process_finds_its_own_files_and_counter(tmp_path: Path) -> None:
     assert Path(traces.kill_counter).exists() and not killed_for_memory(traces)
     assert what_it_printed(replace(traces, printed=(str(tmp_path / "gone"),))) == ""
     assert output_of_this_process().kill_counter == traces.kill_counter
+
+
+def test_a_failure_between_two_trials_is_the_next_ones() -> None:
+    row = TrialResult("a", "error", "a CUDA error as memory was freed")
+    assert [each.trial_id for each in blamed_on(["a", "b"], row, [])] == ["a"]
+    assert [each.trial_id for each in blamed_on(["b", "c"], row, ["a"])] == ["b"]
+    assert blamed_on([], row, ["a"]) == []

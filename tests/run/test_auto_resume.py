@@ -134,6 +134,16 @@ def test_a_run_of_which_the_last_invocation_left_a_part_out_is_chosen(tmp_path: 
     assert path == folder.path and reason.endswith("3 planned trials were no part of its last invocation")
 
 
+@pytest.mark.parametrize("given", [".", "20260101-000000-aaaa"])
+def test_the_run_of_a_short_path_has_its_experiments_name(
+    given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = run_folder(tmp_path, "20260101-000000-aaaa", "interrupted")
+    monkeypatch.chdir(folder.path if given == "." else folder.path.parent)
+    assert places_of(None, None, given).resume == folder.path
+    assert places_of(None, None, "results/test/run").resume == Path("results/test/run")
+
+
 def test_a_run_whose_cells_mean_something_else_now_is_left_for_a_new_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

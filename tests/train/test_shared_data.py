@@ -193,3 +193,16 @@ def test_the_order_of_a_set_is_no_content_of_the_object_that_holds_it() -> None:
     command, environments = [sys.executable, "-c", code], [{**os.environ, "PYTHONHASHSEED": seed} for seed in "123"]
     assert len({subprocess.check_output(command, env=environment) for environment in environments}) == 1
     assert value_digest(SimpleNamespace(tags={"a"})) != value_digest(SimpleNamespace(tags={"b"}))
+
+
+class Picture(torch.Tensor):
+    """A tensor of a class of its own, whose pickle holds an address."""
+
+
+def test_tensors_of_any_class_and_views_count_by_their_values() -> None:
+    values = torch.tensor([1 + 2j, 3 - 1j])
+    pictures = [SimpleNamespace(image=torch.full((2,), float(number)).as_subclass(Picture)) for number in (1, 1, 2)]
+    one, same, other = map(value_digest, pictures)
+    assert one == same != other
+    assert value_digest(values.conj()) == value_digest(values.conj().resolve_conj()) != value_digest(values)
+    assert value_digest(SimpleNamespace(x=values.conj())) != value_digest(SimpleNamespace(x=values))
