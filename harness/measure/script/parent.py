@@ -226,12 +226,12 @@ def lay_out(source: Path, root: Path) -> Path:
 def link_tree(source: Path, target: Path, left: int = MOST_LINKS) -> int:
     """Make the folders below ``source`` in ``target``, with a link to each file; return how many more may be linked.
 
-    Python files are copied, so that what they find beside their own file is in ``target`` too. Hidden files are left
+    Python files are copied, so that what they find beside their own file is in ``target`` too. Hidden folders are left
     out, and what holds ``target``. Folders with many entries, and all of them once many are linked, are linked whole.
     """
     for name in sorted(os.listdir(source)):
         here, there = source / name, target / name
-        if name.startswith(".") or name in SKIPPED or target.is_relative_to(here):
+        if (name.startswith(".") and here.is_dir()) or name in SKIPPED or target.is_relative_to(here):
             continue
         left -= 1
         with suppress(OSError):

@@ -255,7 +255,7 @@ def test_parameters_that_may_be_shards_are_not_compared() -> None:
 
 def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg", "../beside/x"):
+    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg", "../beside/x", ".env"):
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
     target = lay_out(source, tmp_path / "scratch")
