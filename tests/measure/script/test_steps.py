@@ -255,12 +255,13 @@ def test_parameters_that_may_be_shards_are_not_compared() -> None:
 
 def test_the_folder_has_the_script_s_files_and_keeps_new_ones(tmp_path: Path) -> None:
     source = tmp_path / "source"
-    for name in ("train.py", "data/train.bin", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg", "../beside/x", ".env"):
+    names = ("train.py", "data/train.bin", ".env", ".git/config", "__pycache__/a.pyc", "venv/pyvenv.cfg", "../beside/x")
+    for name in names:
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_text(name)
     target = lay_out(source, tmp_path / "scratch")
     assert (target / "data/train.bin").read_text() == "data/train.bin"
-    assert (target / "../beside/x").read_text() == "../beside/x"
+    assert (target / "../beside/x").read_text() == "../beside/x" and (target / ".env").read_text() == ".env"
     assert not (target / ".git").exists() and not (target / "__pycache__").exists()
     assert (target / "venv").is_symlink() and not (target / "data").is_symlink()
     before = sorted(source.rglob("*"))
