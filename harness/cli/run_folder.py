@@ -176,8 +176,8 @@ def decide_command(
     shown = f"{wanted.metric} {'>=' if wanted.at_least is not None else '<='} "
     shown += f"{wanted.at_least if wanted.at_least is not None else wanted.at_most:g}"
     show_table(decision_table(table, wish), f"Time and price to {shown}")
-    evaluation_s = results.epochs["evaluation_s"].mean()
-    for line in decision_lines(table, works, wish, None if math.isnan(evaluation_s) else evaluation_s):
+    evaluations = results.epochs["evaluation_s"].dropna()
+    for line in decision_lines(table, works, wish, float(evaluations.mean()) if len(evaluations) else None):
         show(line)
     files = write_decision(results.folder.figures, table, wish)
     if files:

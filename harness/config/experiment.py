@@ -109,7 +109,8 @@ class Experiment(Strict):
             text = "throughput and convergence are both off: there is nothing to measure"
             yield Conflict(text, ("throughput", "convergence"))
         for text, section in self.against_improving if self.improve else ():
-            yield Conflict(f"improve: {text}", ("improve", section))
+            if section != "limits":  # which recorded runs may have
+                yield Conflict(f"improve: {text}", ("improve", section))
         if self.checkpoint and self.convergence is None:
             text = "checkpoint: needs a convergence section; only its trials have epochs to resume from"
             yield Conflict(text, ("checkpoint", "convergence"))
@@ -146,6 +147,12 @@ class Experiment(Strict):
             yield "not together with limits.cost or limits.device_hours; its own time is its limit", "limits"
 
     @property
+    def trains_at_unknown_batches(self) -> bool:
+        """Whether the batch of trainings follows from a search, of which each cell may have another result."""
+        unknown = any(grid.seeks_max and not grid.knows_a_batch for grid in self.grids)
+        return unknown and self.convergence is not None and not self.convergence.names_batch
+
+    @property
     def seeks_batches(self) -> bool:
         """Whether a grid has the largest batch of a device, ``max``."""
         return any(grid.seeks_max for grid in self.grids)
@@ -178,11 +185,6 @@ class Experiment(Strict):
         if self.seeks_batches and self.variants:
             text = "per_device_batch_size: max not together with variants; find the batch of one version"
             yield Conflict(text, ("grid", "cells", "variants"))
-        trained, unknown = self.convergence, (grid.seeks_max and not grid.knows_a_batch for grid in self.grids)
-        if trained and not trained.names_batch and any(unknown):
-            text = "per_device_batch_size: max is another batch for each strategy and number of devices: give a number "
-            text += "beside it, convergence.global_batch_size, or convergence.only a batch"
-            yield Conflict(text, ("grid", "cells", "convergence"))
 
     def _length_conflicts(self) -> Iterator[Conflict]:
         """Check how long a training is: a workload's has epochs."""

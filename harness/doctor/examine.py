@@ -277,8 +277,10 @@ def _failed_alone(subject: Subject, failed: dict[str, str]) -> Finding:
 
 
 def _needs_more_samples(subject: Subject) -> bool:
-    """Return whether the loss of a few samples raises, with which most checks work."""
+    """Return whether the loss of a few samples raises, with which most checks work; True if it cannot be tried."""
     try:
+        if not subject.whole_model_fits:
+            return True
         subject.loss(subject.bare_model(), subject.first_samples(SMALL))
     except Exception:
         return True

@@ -254,18 +254,17 @@ CHECK = Check(observe, judge, stops=True, about=("forward",))
 
 
 def judge_memory_growth(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
-    for rank, steps in enumerate(seen):
-        growth = least_growth(steps.kept_bytes)
-        if growth >= LEAST:
-            more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
-            means = "memory grows until none is left; each graph keeps the activations of its step"
-            advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
-            severity: Severity = "warning"
-            if growth < MIB:  # without a graph
-                means, severity = "memory grows until none is left, unless what is kept has a bound", "note"
-                advice = "nothing to do if it has one, as a buffer of samples; else keep numbers: .item()"
-            yield Finding(MEMORY_GROWTH, severity, f"tensors that steps keep on rank {rank}: {more}", means, advice)
-            return
+    growth, rank = max((least_growth(steps.kept_bytes), -rank) for rank, steps in enumerate(seen))
+    if growth < LEAST:
+        return
+    more = f"{growth / MIB:.3g} MiB more after each one, a graph counted as 1 MiB"
+    severity: Severity = "warning"
+    means = "memory grows until none is left; each graph keeps the activations of its step"
+    advice = "keep numbers, not tensors with their graphs: loss.detach(), or .item() once in a while"
+    if growth < MIB:  # without a graph
+        means, severity = "memory grows until none is left, unless what is kept has a bound", "note"
+        advice = "nothing to do if it has one, as a buffer of samples; else keep numbers: .item()"
+    yield Finding(MEMORY_GROWTH, severity, f"tensors that steps keep on rank {-rank}: {more}", means, advice)
 
 
 MEMORY_GROWTH_CHECK = Check(None, judge_memory_growth, about=("loss", "forward"), clue=r"\.append\(|\+= |\.extend\(")

@@ -82,7 +82,7 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             name for name, why in seen[0].unchanged.items() if why == kind and all(name in r.unchanged for r in seen)
         ]
         if names:
-            every = len(names) == seen[0].trainable and kind != "rounded"
+            every = len(names) == seen[0].trainable
             severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"trainable parameters {what} in {STEPS} steps: {count} ({join_names(names)})"

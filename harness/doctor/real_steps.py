@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, cast
 
@@ -180,6 +180,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen.lr = float(training.optimizer.param_groups[0]["lr"])
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}
+    ids = {name: id(p) for name, p in inner.named_parameters()}
     with_gradient: dict[str, str] = {}
 
     def mark(point: Phase) -> None:
@@ -210,7 +211,8 @@ def _observed(subject: Subject, training: Training) -> Steps:
     seen.batch_norms = [name for name, module in layers if uses_own_statistics(module)]
     seen.share_of_biases = share_of_biases(inner)
     seen.trainable = len(before)
-    _note_unchanged(seen, inner, before, with_gradient, training.optimizer)
+    replaced = {name for name, p in inner.named_parameters() if ids.get(name) != id(p)}
+    _note_unchanged(seen, inner, before, with_gradient, training.optimizer, replaced)
     if not subject.cell.traits.shards_parameters:
         seen.digests = {name: value_digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
@@ -222,6 +224,7 @@ def _note_unchanged(
     before: Mapping[str, Tensor],
     with_gradient: Mapping[str, str],
     optimizer: torch.optim.Optimizer,
+    replaced: Collection[str],
 ) -> None:
     """Note each parameter that no step changed, with the kind of its gradient, or why that has no effect."""
     stepped = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
@@ -231,7 +234,7 @@ def _note_unchanged(
         if name not in before or not torch.equal(before[name], local_part(parameter).detach()):
             continue
         kind = with_gradient.get(name, "none")
-        if kind == "some" and id(parameter) not in stepped:
+        if kind == "some" and id(parameter) not in stepped and name not in replaced:
             kind = "not stepped"
         elif kind == "some" and parameter.dtype in LOW_PRECISIONS:
             kind = "rounded"

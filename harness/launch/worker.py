@@ -139,11 +139,6 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
 
     ``store``: a file that only this user can open, for a group whose trials run on some of its ranks.
     """
-    with _computing_evenly(job):
-        _run_turns(job, ranks, send, advance, store)
-
-
-def _run_turns(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], store: Path) -> None:
     version = job.version_of(ranks.rank)
     _prepare_process(job, version)
     cache: Cache = {}
@@ -243,6 +238,8 @@ def _message(error: BaseException) -> str:
 def _prepare_process(job: Job, version: CodeVersion | None) -> None:
     """Set the same number of threads for every strategy, and the import path of the user's code."""
     torch.set_num_threads(job.threads_per_device)
+    if job.group.device == "cpu":
+        _keep_freed_memory()
     if version:
         version.use()
     elif job.import_path and job.import_path not in sys.path:
@@ -251,20 +248,23 @@ def _prepare_process(job: Job, version: CodeVersion | None) -> None:
     gc.freeze()  # what was imported stays; later collections do not walk it
 
 
-@contextlib.contextmanager
-def _computing_evenly(job: Job) -> Iterator[None]:
-    """Let a step on the CPU take as long in the first trial as in later ones, and at the end of a training as before.
+def _keep_freed_memory() -> None:
+    """Have the C library keep freed memory for its next use, as it does once a process has freed a large block.
 
-    Denormal numbers, to which momenta and gradients shrink in a network that knows its few data by heart, take up to a
-    hundred times as long; here they are zero. And the C library gives freed memory back to the system, which costs a
-    fault a page at its next use, until a process has freed a large block once (mallopt(3): M_MMAP_THRESHOLD). A
-    program of the user's runs as it is.
+    Before, it gives it back to the system, which costs a fault a page at the next use: the first trial of a process
+    would be slower than the others (mallopt(3): M_MMAP_THRESHOLD).
     """
-    if job.group.device != "cpu" or isinstance(job.experiment, ScriptExperiment):
-        yield
-        return
     torch.empty(LARGE_BLOCK, dtype=torch.uint8)  # and freed
-    torch.set_flush_denormal(True)
+
+
+@contextlib.contextmanager
+def _without_denormals(wanted: bool) -> Iterator[None]:
+    """Let denormal numbers be zero in a block, if wanted: a step on the CPU takes as long at its end as before.
+
+    Momenta and gradients shrink to them in a network that knows its few data by heart, and each takes up to a hundred
+    times as long as another number. What trains to a result keeps them.
+    """
+    torch.set_flush_denormal(wanted)
     try:
         yield
     finally:
@@ -334,7 +334,11 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
             send(Measured(measured))
 
     context.keep = keep
-    with computing_with(context.trial.threads):
+    is_loop = isinstance(context.experiment, ScriptExperiment)
+    with (
+        computing_with(context.trial.threads),
+        _without_denormals(context.trial.timed and not is_loop and ranks.devices[0].type == "cpu"),
+    ):
         return complete(run_scenario(context))
 
 

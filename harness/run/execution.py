@@ -68,8 +68,8 @@ class Execution:
         self.running: str | None = None
         """The trial that is being measured."""
         self._skipped_before = {(line["trial_id"], line["skip_code"]) for line in lines if line["outcome"] == "skipped"}
-        self._ran_before = {line["trial_id"] for line in lines if line["outcome"] != "skipped"}
-        """The trials with an outcome, which a reason not to start them again does not replace."""
+        self._ran_before = {line["trial_id"]: line["outcome"] for line in lines if line["outcome"] != "skipped"}
+        """The last outcome of trials, which a reason not to start them again does not replace."""
 
     def run(self) -> None:
         """Run every pending worker group, in the order of the plan; a failed group continues in fresh processes.
@@ -127,10 +127,11 @@ class Execution:
         """Return the group with the trials that have no final outcome yet, after recording those that are skipped."""
         for trial in group.trials:
             if trial.id not in self._settled and (result := self._policy.skipped(trial)):
-                if trial.id in self._ran_before:
-                    self._settled.add(trial.id)
-                else:
+                if self._ran_before.get(trial.id, "lost") == "lost":  # a lost one is left out, and goes on in a resume
                     self._record(trial, result, group, position=None)
+                else:
+                    self._settled.add(trial.id)
+                    self._policy.learn(trial, result)
         return group.keeping(lambda trial: trial.id not in self._settled)
 
     def _launch(self, group: WorkerGroup) -> bool:

@@ -131,7 +131,7 @@ class Improvement:
         """Return why nothing more is measured; empty if there is no reason."""
         if any(one.code == "time_up" for one in self._context.stated("incomplete")):
             return "a limit has ended the run"
-        return ""
+        return "; ".join(text for text, _ in self.experiment.against_improving)
 
     def _steps(self) -> int:
         """Measure the steps; return 0, or the exit code of the one that was interrupted."""

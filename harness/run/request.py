@@ -156,16 +156,8 @@ def read_experiment(request: Request, found: Collected | None = None) -> Experim
             experiment = with_improvement(experiment, request.improve)
         if missing := [name for name in experiment.programs if not os.path.isfile(name)]:
             raise ExperimentError(source, [f"script: got {name!r}; there is no such file" for name in missing])
-        if request.store and experiment.improve:
-            raise ExperimentError(source, ["improve: its runs are in the local run folder; leave out --output URI"])
-        if request.store and experiment.seeks_batches:
-            problem = "per_device_batch_size: max is kept in the local folder; give numbers, or leave out --output URI"
-            raise ExperimentError(source, [problem])
-        if request.store and experiment.checkpoint and experiment.checkpoint.folder is None:
-            problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
-            raise ExperimentError(source, [f"checkpoint.folder: checkpoints {problem}"])
-        if request.store and getattr(experiment, "keep", False):
-            raise ExperimentError(source, ["keep: a script's files are not sent to --output URI; leave keep out"])
+        if problems := [*_not_together(request, experiment)]:
+            raise ExperimentError(source, problems)
     for mistake in mistakes(request):
         found.add(mistake)
     found.raise_all()
@@ -194,6 +186,28 @@ def mistakes(request: Request) -> Iterator[HarnessError]:
         yield ExperimentError("--memory", ["it belongs to a plan; add --dry-run, or leave it out: a run measures it"])
     elif request.memory and request.no_user_code:
         yield ExperimentError("--memory", ["it runs the workload's code; leave it out, or --no-user-code"])
+
+
+def _not_together(request: Request, experiment: Experiment) -> Iterator[str]:
+    """Yield what an experiment asks for and its other sections or the request exclude; recorded runs may have it."""
+    if experiment.improve:
+        yield from (f"improve: {text}" for text, _ in experiment.against_improving)
+    if experiment.trains_at_unknown_batches:
+        yield (
+            "per_device_batch_size: max is another batch for each strategy and number of devices: give a number beside "
+            "it, convergence.global_batch_size, or convergence.only a batch"
+        )
+    if not request.store:
+        return
+    if experiment.improve:
+        yield "improve: its runs are in the local run folder; leave out --output URI"
+    if experiment.seeks_batches:
+        yield "per_device_batch_size: max is kept in the local folder; give numbers, or leave out --output URI"
+    if experiment.checkpoint and experiment.checkpoint.folder is None:
+        problem = "are not sent to --output URI; give a folder that all nodes see and that outlives them"
+        yield f"checkpoint.folder: checkpoints {problem}"
+    if getattr(experiment, "keep", False):
+        yield "keep: a script's files are not sent to --output URI; leave keep out"
 
 
 def with_improvement(experiment: Experiment, time_s: float) -> Experiment:

@@ -384,6 +384,8 @@ class _DigestPickler(pickle.Pickler):
             return tuple, ((obj.__qualname__, held, obj.__defaults__, obj.__kwdefaults__),)
         if not isinstance(obj, Tensor) or obj.layout is not torch.strided or obj.is_nested or obj.is_meta:
             return NotImplemented
+        if type(obj).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # which may have no values of its own
+            return NotImplemented
         self.hash.update(_values_of(obj).numpy().data)  # the pickle of a class of one's own may hold an address
         return str, (f"{type(obj).__name__} {obj.dtype} {tuple(obj.shape)}",)
 

@@ -289,7 +289,6 @@ def test_a_cluster_or_an_earlier_run_is_refused(tmp_path: Path, arguments: list[
 
 STEADY = """
 import json, resource, torch
-from types import SimpleNamespace
 from harness.launch import worker
 
 def faults():
@@ -301,9 +300,9 @@ def least():
     return min(faults() for _ in range(4))
 
 small = torch.tensor([1e-39])
-job = SimpleNamespace(group=SimpleNamespace(device="cpu"), experiment=None)
 before = least(), float(small * 1)
-with worker._computing_evenly(job):
+worker._keep_freed_memory()
+with worker._without_denormals(True):
     within = least(), float(small * 1)
 print(json.dumps([before, within, float(small * 1)]))
 """
@@ -314,8 +313,10 @@ def test_what_a_process_computed_before_makes_no_step_on_the_cpu_slower() -> Non
     """Freed memory is used again without a fault a page, and denormal numbers, here 1e-39, are zero."""
     done = subprocess.run([sys.executable, "-c", STEADY], check=True, capture_output=True, text=True)
     (faults, value), (later, flushed), after = json.loads(done.stdout)
-    assert faults > 5000 > 500 > later
     assert value > 0 and flushed == 0 and after > 0
+    assert later < 500
+    if faults < 5000:
+        pytest.skip("an import had freed a large block before")
 
 
 class Kept:

@@ -65,20 +65,6 @@ def test_exclude_removes_cells_that_match_every_axis_of_a_rule_but_not_all_cells
         cells_of(experiment_of(exclude=[{"strategy": "single"}]))
 
 
-@pytest.mark.parametrize(
-    ("sections", "words"),
-    [
-        ({"grid": {"per_device_batch_size": "max"}, "convergence": {"epochs": 1}}, "max is another batch for each"),
-        ({"improve": "5m", "limits": {"device_hours": 4}}, "improve: not together with limits.cost or limits.device"),
-    ],
-)
-def test_sections_that_contradict_each_other_are_refused_before_anything_is_measured(
-    sections: dict[str, Any], words: str
-) -> None:
-    with pytest.raises(ExperimentError, match=words):
-        experiment_of(sections.pop("grid", None), **sections)
-
-
 FOUR_THOUSAND = list(range(1, 4001))
 MANY_CELLS, RULE = {"per_device_batch_size": FOUR_THOUSAND}, {"at_most": 500, "halfwidth": 0.1}
 TOO_LARGE: dict[str, tuple[dict[str, Any], str]] = {

@@ -383,3 +383,19 @@ def test_the_option_replaces_the_time_of_the_file_and_is_refused_where_it_has_no
     in_store = Request(Path("x"), yaml.safe_dump(WASTEFUL), store="s3://b/f")
     with pytest.raises(ExperimentError, match="improve: its runs are in the local run folder; leave out --output URI"):
         read_experiment(in_store)
+
+
+@pytest.mark.parametrize(
+    ("sections", "words"),
+    [
+        ({"grid": {"per_device_batch_size": "max"}, "convergence": {"epochs": 1}}, "max is another batch for each"),
+        ({"improve": "5m", "limits": {"device_hours": 4}}, "improve: not together with limits.cost or limits.device"),
+    ],
+)
+def test_sections_that_contradict_each_other_are_refused_in_a_file_and_read_in_a_recorded_run(
+    sections: dict[str, Any], words: str
+) -> None:
+    content = {"name": "x", "grid": {"per_device_batch_size": 8}, **sections}
+    with pytest.raises(ExperimentError, match=words):
+        read_experiment(Request(Path("x.yaml"), yaml.safe_dump(content)))
+    assert parse_experiment(content, source="x")

@@ -167,7 +167,7 @@ class RayLauncher:
         _answer(self.cluster.mailbox.open.remote(number, deadline, self.holds))
         start_s = start_limit_s(len(nodes))
         # first Ray waits for resources, then for processes that import; the datasets of a loop may take any time
-        whole_s = None if datasets_of(self.experiment, None) else start_s + float(os.environ.get(START_LIMIT, start_s))
+        whole_s = None if datasets_of(self.experiment, None) else start_s + _limit_of_user(start_s)
         ask, limit_s = partial(ask_agents, self.cluster), self.experiment.limits.trial
         watchdog = Watchdog(ask, limit_s, grace_s=GRACE_S, start_s=whole_s)
         with variables({START_LIMIT: f"{start_s:.0f}"}):  # which fit() hands to its controller
@@ -219,6 +219,13 @@ class RayLauncher:
             resources_per_worker=resources,
             **pinned,
         )
+
+
+def _limit_of_user(start_s: float) -> float:
+    """Return the seconds that Ray waits for resources: the user's own, if they are a number, else as long."""
+    with suppress(ValueError):
+        return float(os.environ.get(START_LIMIT, start_s))
+    return start_s
 
 
 def datasets_of(experiment: Experiment, import_path: str | None) -> dict[str, Callable[[], Any]]:

@@ -32,12 +32,12 @@ TRAINS = (
 class Iteration:
     """One iteration of a loader: its batches with gradients enabled and their samples, in all and since the last step.
 
-    ``source``: what it reads, the same in all iterations of a loader. ``drawn``: the sizes of batches whose indices are
+    ``source``: its loader, as a weak reference. ``drawn``: the sizes of batches whose indices are
     drawn, and which are not delivered yet. ``began``, ``last``: a mark of the counter at the first and the last of the
     batches, which it has still if none was trained on since.
     """
 
-    source: object = None
+    source: weakref.ref[object] | None = None
     drawn: deque[int] = field(default_factory=deque)
     batches: int = 0
     samples: float = 0.0
@@ -45,6 +45,11 @@ class Iteration:
     samples_of_step: float = 0.0
     began: int | None = None
     last: int | None = None
+
+    @property
+    def loader(self) -> object:
+        """Its loader; None if that is gone."""
+        return self.source and self.source()
 
     def add(self, samples: float, mark: int) -> None:
         """Add a batch."""
@@ -96,11 +101,10 @@ def time_loaders(counter: Counter) -> None:
     base: Any = dataloader._BaseDataLoaderIter
     fetch, next_index, reset, begin = base.__next__, base._next_index, base._reset, dataloader.DataLoader.__iter__
     iterations: weakref.WeakKeyDictionary[object, Iteration] = weakref.WeakKeyDictionary()
+    loaders: weakref.WeakKeyDictionary[object, weakref.ref[object]] = weakref.WeakKeyDictionary()
 
     def current(iterator: object) -> Iteration:
-        return iterations.get(iterator) or iterations.setdefault(
-            iterator, Iteration(getattr(iterator, "_dataset", None))
-        )
+        return iterations.get(iterator) or iterations.setdefault(iterator, Iteration(loaders.get(iterator)))
 
     def timed_index(iterator: object) -> object:
         index = next_index(iterator)
@@ -127,6 +131,7 @@ def time_loaders(counter: Counter) -> None:
             return begin(loader)
         start = counter.fetching()
         iterator = begin(loader)
+        loaders[iterator] = weakref.ref(loader)
         counter.waited(start)
         return iterator
 
@@ -156,7 +161,7 @@ class Batches:
         yield from self._counted()
 
     def _counted(self) -> Iterator[object]:
-        batches, iteration = iter(self._batches), Iteration(self._batches)
+        batches, iteration = iter(self._batches), Iteration(weakref.ref(self))
         with suppress(StopIteration):
             while True:
                 yield _fetched(self._counter, iteration, lambda: next(batches), size_of)

@@ -35,8 +35,6 @@ TICK_S = 0.2
 """How often the steps of the warm-up are sent."""
 MOST_EVENTS = 20_000
 """The most CUDA events of a window; the steps of a longer one are timed by the host's clock."""
-FETCHED_AHEAD = 2
-"""The most batches that a loader is taken to have ready before the first of them is trained on."""
 ZERO = "ZeroRedundancyOptimizer"
 clock = time.perf_counter
 
@@ -61,8 +59,12 @@ class StepRecorder(probe.Recorder):
         self._untrained: list[Iteration] = []
         self._touched: list[Iteration] = []
         """The iterations that delivered a batch since the last step."""
-        self._trained_on: dict[int, object] = {}
-        """What was trained on, as it is read, by its id: a pass backward followed a batch of it."""
+        self._last: Iteration | None = None
+        """The iteration of the last batch."""
+        self._trained_on: weakref.WeakSet[object] = weakref.WeakSet()
+        """The loaders of what was trained on: a pass backward followed a batch of it, before the next one."""
+        self._own_batches = False
+        """Whether a step was taken without any loader: the script has batches of its own."""
         self._read_at, self._read, self._reads = 0.0, 0.0, False
         """When a batch came without gradients last, the samples in this pause, and whether their iteration goes on."""
         self._counts = False
@@ -212,7 +214,7 @@ class StepRecorder(probe.Recorder):
 
         One for validation ended with its last batch, unless the training itself fetches its batches without gradients.
         """
-        if self._validates and self._reads and not self._batches:
+        if self._validates and self._reads and not self._batches and not self._own_batches:
             self._paused_at, self._validates = None, False
             self._samples += 0.0 if self._counts else self._read
         else:
@@ -239,6 +241,8 @@ class StepRecorder(probe.Recorder):
         if not steps.edges and not self._counting.trains:  # else the warm-up is paced by the launches of its steps
             synchronize(self._devices())
         now = clock()
+        self._own_batches |= not (self._batches or self._pause_s or self._reads or self._untrained)
+        self._reads = False
         steps.wait_s.append(self._wait_s)
         steps.samples.append(self._trained_samples())
         steps.pause_s.append(self._pause_s)
@@ -377,8 +381,8 @@ class StepRecorder(probe.Recorder):
         if self._counting.pauses and threading.get_ident() == self._thread:
             if not torch.is_grad_enabled():
                 if self._paused_at is None:
-                    self._validates, self._read = True, 0.0
                     self.pause()
+                    self._validates, self._read, self._read_at, self._reads = True, 0.0, clock(), False
             elif self._validates:  # a pause of the script's own ends by itself
                 self._end_pause()
         return start
@@ -395,6 +399,7 @@ class StepRecorder(probe.Recorder):
             if not iteration.of_step:
                 self._touched.append(iteration)
             iteration.add(samples, self._trained)
+            self._last = iteration
             self._batches += 1
             self._samples += 0.0 if self._counts else samples
         elif self._paused_at is None:
@@ -405,9 +410,10 @@ class StepRecorder(probe.Recorder):
         self.waited(start)
 
     def _note_training(self, iteration: Iteration) -> None:
-        """Note what an iteration reads as trained on if a pass backward followed its last batch."""
-        if iteration.last is not None and iteration.last < self._trained:
-            self._trained_on[id(iteration.source)] = iteration.source
+        """Note the loader of an iteration as trained on if a pass backward followed its last batch."""
+        if iteration.loader is not None and iteration.last is not None and iteration.last < self._trained:
+            with suppress(TypeError):  # a loader of a class of one's own without a hash
+                self._trained_on.add(iteration.loader)
 
     def _evaluate(self) -> None:
         """Count what was read between two steps and not trained on as one evaluation."""
@@ -426,20 +432,23 @@ class StepRecorder(probe.Recorder):
     def _trained_samples(self) -> float:
         """Return the step's samples without those of evaluations.
 
-        What was never trained on is one beside what was, or if its iteration has ended; before anything was trained on
-        an iteration that ended without a pass backward. What all samples belong to then is none: a loader that fetches
-        ahead has ended before its last batch is trained on.
+        What was never trained on is one beside what was, unless it delivered the last batch, as a new loader of the
+        training does, or if its iteration has ended; before anything was trained on an iteration that ended without a
+        pass backward. What all samples belong to then is none: a loader that fetches ahead has ended before its last
+        batch is trained on.
         """
         touched, self._touched = self._touched, []
         ended, self._untrained = self._untrained, []
-        others = [each for each in touched if self._trained_on and id(each.source) not in self._trained_on]
+        known = [*self._trained_on]
+        others = [each for each in touched if known and not any(each.loader is loader for loader in known)]
         if len(others) == len(touched):  # another loader may have taken the place of the one that was trained on
             others = [each for each in others if each in ended]
+        others = [each for each in others if each is not self._last or each in ended]
         samples = self._samples - sum(each.samples_of_step for each in others) * (not self._counts)
         batches = sum(each.of_step for each in others)
         more = [each for each in ended if each not in others]
         of_more = sum(each.samples for each in more) * (not self._counts)
-        if of_more < samples or (more and min(each.batches for each in more) > FETCHED_AHEAD):
+        if of_more < samples:
             samples -= of_more
             others += more
             batches += sum(each.batches for each in more)

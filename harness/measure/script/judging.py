@@ -102,7 +102,7 @@ def judge(
 def _of_samples(ranks: Sequence[Seen], cell: Cell, stated: float | None) -> Iterator[Finding]:
     """Yield a finding if the samples of a step are not known, or not those of the file in each backward pass."""
     counts, passes, batches = [each.samples for each in ranks], ranks[0].facts.passes, ranks[0].facts.batches
-    if all(counts) and ranks[0].facts.counted:
+    if all(counts) and all(each.facts.counted for each in ranks):
         return
     expected = cell.global_batch_size / cell.devices
     wrong = next((count for count in counts if abs(count - expected) > SAME_SIZE * expected), None)

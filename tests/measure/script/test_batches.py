@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -281,6 +283,64 @@ def test_an_evaluation_with_gradients_that_is_left_or_beside_a_loader_that_fetch
     script.finish()
     end = parent.recv()
     assert list(end.steps.samples) == samples and end.facts.evaluations == 2
+
+
+@pytest.mark.parametrize(
+    ("whole", "accumulates", "samples"), [(False, 2, [16] * 6), (True, 1, [32] * 3), (False, 1, [8] * 12)]
+)
+def test_a_training_whose_loader_is_new_in_each_epoch_or_read_whole_keeps_its_samples(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed, whole: bool, accumulates: int, samples: list[float]
+) -> None:
+    script, parent = counting_script(monkeypatch, timed_loaders)
+    count = 0
+    for _ in range(3):
+        loader = DataLoader(TensorDataset(torch.zeros(32, 1)), 8)
+        parts = [torch.cat([part for (part,) in loader])] if whole else loader
+        for _ in parts:
+            count += 1
+            WEIGHT.sum().backward()
+            if count % accumulates == 0:
+                script.step()
+    script.finish()
+    end = parent.recv()
+    assert list(end.steps.samples) == samples and end.facts.evaluations == 0
+
+
+def test_a_loader_that_was_trained_on_is_not_kept(monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed) -> None:
+    script, _ = counting_script(monkeypatch, timed_loaders)
+    data = TensorDataset(torch.zeros(24, 1))
+    gone = weakref.ref(data)
+    for _ in DataLoader(data, 8):
+        WEIGHT.sum().backward()
+        script.step()
+    del data
+    script.step()
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_pause_without_a_batch_takes_no_time_and_one_of_an_evaluation_that_is_left_is_one(
+    monkeypatch: pytest.MonkeyPatch, timed_loaders: Timed
+) -> None:
+    """Of a training whose batches are its own."""
+    script, parent = counting_script(monkeypatch, timed_loaders, pauses=True)
+    now = 100.0
+    monkeypatch.setattr(counting, "clock", lambda: now)
+    held_out = DataLoader(TensorDataset(torch.zeros(24, 1)), 8)
+    for number in range(4):
+        with torch.no_grad():
+            if number == 1:
+                iter(held_out)
+            elif number > 1:
+                for _ in held_out:
+                    now += 1.0
+                    break
+        now += 10.0
+        WEIGHT.sum().backward()
+        script.step()
+    script.finish()
+    steps = parent.recv().steps
+    assert list(steps.samples) == [0.0] * 4 and list(steps.pause_s) == [0.0] * 2 + [0.0, 0.0]
 
 
 def test_a_training_that_fetches_without_gradients_is_no_evaluation(
