@@ -29,7 +29,7 @@ def test_eight_ranks_take_as_long_as_predicted_from_four(tmp_path: Path) -> None
     assert row["marks"] == ("emulated",)
     if most_foreign_cores(results) > FOREIGN_CORES:  # eight ranks, and the links' largest messages, wait for processors
         return
-    assert row["refusal"] is None and row["low"] < row["step_s"] < row["high"]
+    assert row["refusal"] is None and row["step_s"] > 0 and row["low"] is None  # of one block without an interval
     assert 0.1 * row["step_s"] < row["exposed_s"]  # the links are too slow to hide all of it
     ideal = abs(row["ideal_s"] / row["measured_s"] - 1)
     assert abs(row["error"]) < LEAST_BETTER * ideal, row
