@@ -226,14 +226,15 @@ def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
         most = f"{sum(each <= MOST_EXPOSED_OFF for each in points)} of {len(points)} cells within {MOST_EXPOSED_OFF}"
         lines.append(f"exposed communication: mean {fmean(points):.1f} points off, worst {max(points):.1f}; {most}")
     by_study: dict[str, list[bool]] = {}
-    for row in fair:
+    known = [row for row in fair if row["low"] is not None]
+    for row in known:
         by_study.setdefault(row["family_id"], []).append(row["low"] <= row["measured_s"] <= row["high"])
-    if fair:
+    if known:
         hits, cells = sum(map(all, by_study.values())), sum(map(sum, by_study.values()))
         low, high = wilson(hits, len(by_study))
-        held = f"{hits} of {len(by_study)} studies ({low:.0%} to {high:.0%}), {cells} of {len(fair)} cells"
+        held = f"{hits} of {len(by_study)} studies ({low:.0%} to {high:.0%}), {cells} of {len(known)} cells"
         lines.append(f"coverage: {held}")
-        half = median((row["high"] - row["low"]) / 2 / row["step_s"] for row in fair)
+        half = median((row["high"] - row["low"]) / 2 / row["step_s"] for row in known)
         lines.append(f"median half-width {half:.1%} (at most {MOST_HALF_WIDTH:.0%})")
     return lines
 
@@ -241,7 +242,7 @@ def judgement(rows: Sequence[dict[str, Any]]) -> list[str]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--studies", type=int, default=40)
-    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--blocks", type=int, default=3, help="fewer than 3 have no interval")
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
     parser.add_argument("--output", type=Path, default=None, help="folder of the runs, which stay there")
     parser.add_argument("--again", type=Path, default=None, help="judge the runs in this folder, and measure nothing")
