@@ -43,7 +43,7 @@ WORKLOADS: Mapping[str, Mapping[str, Any]] = {
         "workload": "mlp",
         "workload_options": {"layers": 20, "width": 64},
         "model": "small",
-        "optimizer": {"lr": 1e-3},
+        "optimizer": {"name": "SGD", "lr": 1e-3},
     },
 }
 BATCHES = {"resnet": 64, "gpt": 16, "unet": 16, "mlp": 64}
