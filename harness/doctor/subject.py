@@ -181,11 +181,8 @@ def _closures(model: nn.Module) -> Iterator[object]:
     """Yield the functions in attributes and hooks of the model's modules, which a copy of the model shares with it."""
     for module in model.modules():
         for value in vars(module).values():
-            yield from filter(_is_function, value.values() if isinstance(value, dict) else [value])
-
-
-def _is_function(value: object) -> bool:
-    return isinstance(value, FunctionType)
+            held = value.values() if isinstance(value, dict) else [value]
+            yield from (each for each in held if isinstance(each, FunctionType))
 
 
 def _reaches(values: Iterable[object], model: nn.Module) -> bool:

@@ -258,13 +258,13 @@ def _keep_freed_memory() -> None:
 
 
 @contextlib.contextmanager
-def _without_denormals(wanted: bool) -> Iterator[None]:
-    """Let denormal numbers be zero in a block, if wanted: a step on the CPU takes as long at its end as before.
+def _without_denormals() -> Iterator[None]:
+    """Let denormal numbers be zero in a block, at whose end a step on the CPU then takes as long as before.
 
     Momenta and gradients shrink to them in a network that knows its few data by heart, and each takes up to a hundred
     times as long as another number. What trains to a result keeps them.
     """
-    torch.set_flush_denormal(wanted)
+    torch.set_flush_denormal(True)
     try:
         yield
     finally:
@@ -334,11 +334,9 @@ def _run_trial(context: TrialContext, send: Send, link: str | None) -> TrialResu
             send(Measured(measured))
 
     context.keep = keep
-    is_loop = isinstance(context.experiment, ScriptExperiment)
-    with (
-        computing_with(context.trial.threads),
-        _without_denormals(context.trial.timed and not is_loop and ranks.devices[0].type == "cpu"),
-    ):
+    on_cpu, is_program = ranks.devices[0].type == "cpu", isinstance(context.experiment, ScriptExperiment)
+    flushes = context.trial.timed and on_cpu and not is_program
+    with computing_with(context.trial.threads), _without_denormals() if flushes else contextlib.nullcontext():
         return complete(run_scenario(context))
 
 

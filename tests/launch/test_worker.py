@@ -9,6 +9,7 @@ import subprocess
 import sys
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -302,7 +303,7 @@ def least():
 small = torch.tensor([1e-39])
 before = least(), float(small * 1)
 worker._keep_freed_memory()
-with worker._without_denormals(True):
+with worker._without_denormals():
     within = least(), float(small * 1)
 print(json.dumps([before, within, float(small * 1)]))
 """
@@ -346,3 +347,34 @@ def test_compiled_code_and_what_it_holds_is_freed_before_the_next_trial() -> Non
     assert alive[0]() is not None
     worker._release(compiled=True)
     assert alive[0]() is None
+
+
+@pytest.mark.parametrize(("purpose", "flushes"), [("", True), ("equivalence", False)])
+def test_denormal_numbers_are_zero_in_timed_trials_alone(
+    purpose: str, flushes: bool, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What trains to a result, or is checked, has them."""
+    plan = make_plan(make_experiment({**GRID, "strategy": "ddp"}, diagnostics=True, throughput={"blocks": 1}), laptop())
+    trial = next(trial for trial in plan.trials if trial.purpose == purpose and trial.cell.devices == 1)
+    found: list[bool] = []
+
+    def scenario(context: TrialContext) -> TrialResult:
+        found.append(float(torch.tensor([1e-39]) * 1) == 0)
+        return TrialResult(trial.id, "ok")
+
+    monkeypatch.setattr(worker, "run_scenario", scenario)
+    alone = replace(RANK, devices=TWO[:1])
+    worker._run_trial(TrialContext(trial, plan.experiment, alone, lambda: None, {}), lambda message: True, None)
+    assert found == [flushes] and float(torch.tensor([1e-39]) * 1) > 0
+
+
+def test_inline_a_group_uses_the_gpu_that_it_has(monkeypatch: pytest.MonkeyPatch, make_experiment: Make) -> None:
+    """Where fsdp puts its shards."""
+    experiment = make_experiment({"devices": 1, "per_device_batch_size": 8}, throughput={"blocks": 1})
+    group = make_plan(experiment, laptop()).groups[0]
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.setattr("harness.launch.inline.devices_of", lambda *given: (torch.device("cuda", 3),))
+    monkeypatch.setattr("harness.launch.inline.run_group", lambda *given: None)
+    list(InlineLauncher(experiment).launch(group, deadline=None))
+    assert chosen == [torch.device("cuda", 3)]
