@@ -13,7 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harness.doctor import communication, data, facts, gradients, memory_needs, parameters, speed, state, validation
+from harness.doctor import (
+    communication,
+    data,
+    facts,
+    gradients,
+    memory_needs,
+    parameters,
+    real_steps,
+    speed,
+    state,
+    validation,
+)
 from harness.doctor.facts import Padded, Steps, moved_by_hand, padded_of, real_lengths
 from harness.doctor.subject import Case, Subject, describe_error, doctor_cell
 from harness.plan import checks
@@ -550,3 +561,19 @@ def test_names_that_evaluate_returns_must_be_those_of_every_rank() -> None:
     seen = [validation.Metrics(64, values={name: 1.0}) for name in ("auroc", "auroc_of_rank_1")]
     only(validation.judge_metrics(seen, case()), "warning", seen="ranks 0 to 1: auroc; auroc_of_rank_1")
     assert [*validation.judge_metrics(seen[:1] * 2, case())] == [] == [*validation.judge_metrics([None] * 2, case())]
+
+
+def test_a_parameter_that_no_step_changed_has_the_reason() -> None:
+    model = nn.ModuleDict({name: nn.Linear(2, 1, bias=False) for name in ("still", "other", "low", "replaced")})
+    model["low"].to(torch.bfloat16)
+    for parameter in model.parameters():
+        parameter.data.fill_(1.0)
+        parameter.grad = torch.ones_like(parameter)
+    stepped = [model[name].weight for name in ("still", "low")]
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    seen = steps()
+    kinds = dict.fromkeys(before, "some")
+    adam = torch.optim.Adam(stepped, lr=1e-4)
+    real_steps._note_unchanged(seen, model, before, kinds, adam, {"replaced.weight"})
+    rounded = {"other.weight": "not stepped", "low.weight": "rounded"}
+    assert seen.unchanged == {"still.weight": "some", "replaced.weight": "some", **rounded}

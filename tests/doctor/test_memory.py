@@ -235,3 +235,12 @@ def test_what_a_worker_has_frozen_stays_frozen(frozen: bool) -> None:
         assert bool(gc.get_freeze_count()) == frozen
     finally:
         (gc.freeze if was_frozen else gc.unfreeze)()
+
+
+def test_a_sparse_tensor_that_is_kept_counts_as_its_indices_and_values() -> None:
+    kept = memory_needs._Kept([])
+    graph = torch.eye(4).to_sparse()
+    kept.note(graph)
+    assert kept.total == sum(part.untyped_storage().nbytes() for part in (graph._indices(), graph._values())) > 0
+    kept.note(torch.ones(2))
+    assert kept.total == 8 + sum(part.untyped_storage().nbytes() for part in (graph._indices(), graph._values()))

@@ -21,6 +21,7 @@ from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.ray import cluster, controller, launcher, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
+from harness.launch.supervision import Ending, GroupEnd
 from harness.plan.cell import Cell
 from harness.plan.inventory import Inventory, Node
 from harness.plan.memory_forecast import available
@@ -480,3 +481,14 @@ def test_callbacks_are_dropped_by_name_or_stay(name: str, left: list[Any], monke
     trainer = Trainer()
     private.drop_callbacks(trainer, ("str",))
     assert trainer._create_default_callbacks() == left
+
+
+def test_ranks_that_never_registered_under_ray_cost_each_trial_a_row(make_experiment: Make) -> None:
+    (group, *_) = make_plan(make_experiment({"per_device_batch_size": 8}, throughput={"blocks": 1}), laptop()).groups
+    end = GroupEnd(Ending.NEVER_STARTED, (), (), None)
+    watchdog: Any = SimpleNamespace(connected=False, dead_ranks=None)
+    rows = [*launcher._failed_trials(group, end, None, watchdog)]
+    assert [row.trial_id for row in rows] == [trial.id for trial in group.trials]
+    assert {row.reason for row in rows} == {
+        "the worker processes did not start: none registered with the driver in time"
+    }

@@ -321,3 +321,21 @@ def test_the_check_takes_its_steps_in_fp32_and_in_16_bits_if_the_cell_does() -> 
         checked = TrainingData(replace(BASE, precision=name), 0, ranks, data(), data(), Small())
         found = measure_by_precision(checked, lambda: None)
         assert [*found] == precisions
+
+
+class Low(Small):
+    """A net whose own parameters have 16 bits."""
+
+    def build_model(self) -> nn.Module:
+        return nn.Linear(4, 1).to(torch.bfloat16)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        x, y = batch
+        return (model(x.to(torch.bfloat16)).float() - y).square().sum(), torch.tensor(float(len(x)))
+
+
+def test_sketches_of_parameters_of_16_bits_have_the_name_of_their_precision() -> None:
+    ranks = Ranks(0, 1, 0, 0, "n", "127.0.0.1", (CPU,))
+    for workload, name in ((Small(), "fp32"), (Low(), "bf16")):
+        found = measure_by_precision(TrainingData(BASE, 0, ranks, data(), data(), workload), lambda: None)
+        assert [*found] == [name]
