@@ -577,3 +577,22 @@ def test_a_parameter_that_no_step_changed_has_the_reason() -> None:
     real_steps._note_unchanged(seen, model, before, kinds, adam, {"replaced.weight"})
     rounded = {"other.weight": "not stepped", "low.weight": "rounded"}
     assert seen.unchanged == {"still.weight": "some", "replaced.weight": "some", **rounded}
+
+
+class Looks(Healthy):
+    """A workload that also runs its model in eval mode, as for pseudo-labels."""
+
+    def __init__(self, *, trains: bool) -> None:
+        self.trains = trains
+
+    def loss(self, model: nn.Module, batch: Any) -> Any:
+        model.eval()
+        with torch.set_grad_enabled(self.trains):
+            super().loss(model, batch)
+        model.train()
+        return super().loss(model, batch)
+
+
+@pytest.mark.parametrize("trains", [False, True])
+def test_passes_in_eval_mode_are_of_the_training_if_they_have_gradients(trains: bool) -> None:
+    assert real_steps.observe(subject_of(Looks(trains=trains))).evaluates is trains

@@ -399,3 +399,8 @@ def test_sections_that_contradict_each_other_are_refused_in_a_file_and_read_in_a
     with pytest.raises(ExperimentError, match=words):
         read_experiment(Request(Path("x.yaml"), yaml.safe_dump(content)))
     assert parse_experiment(content, source="x")
+
+
+def test_the_improvement_ends_with_the_wall_time_of_the_run(improved: Callable[..., Improved]) -> None:
+    _, asked, events = improved(limits={"wall": "1s"})
+    assert len(asked) == 1 and any("no time is left" in text for text in notes(events))
