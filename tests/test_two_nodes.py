@@ -76,7 +76,7 @@ def killed(home: Path, address: str, environment: dict[str, str]) -> SimpleNames
     run = subprocess.Popen(command, env=result, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         working: set[int] = set()
-        wait_for(lambda: bool(_lines(home)) and bool(working.update(p.pid for p in workers(token)) or working), 180)
+        wait_for(lambda: bool(_lines(home)) and bool(working.update(p.pid for p in workers(token)) or working), 400)
     finally:
         run.kill()
         run.wait()
@@ -186,7 +186,7 @@ def test_a_node_that_lacks_the_workload_is_named(address: str, environment: dict
     shutil.copy(HERE / "ray_workload.py", tmp_path)
     (tmp_path / "broken.py").write_text(BROKEN)
     (tmp_path / "two.yaml").write_text(EXPERIMENT.replace("ray_workload:ConfiguredFault", "broken:ConfiguredFault"))
-    done = ended(*COMMAND, "two.yaml", "--address", address, cwd=tmp_path, code=2, variables=environment, timeout=240)
+    done = ended(*COMMAND, "two.yaml", "--address", address, cwd=tmp_path, code=2, variables=environment, timeout=400)
     message = " ".join((done.stdout + done.stderr).split())
     assert f"broken on {socket.gethostname()} ({OTHER}): ModuleNotFoundError" in message
     assert "a_package_that_is_not_there" in message and f"({HEAD})" not in message and "Traceback" not in message

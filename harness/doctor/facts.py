@@ -247,6 +247,8 @@ class Steps:
     """Samples of this rank's part of the batch, by step."""
     unit: str = "samples"
     """The unit of the weights."""
+    units_per_sample: float | None = None
+    """The weight of each sample, if all have the same."""
     single_device_losses: list[float] = field(default_factory=list)
     """Mean loss of the same global batches on one device, on rank 0."""
     unchanged: dict[str, str] = field(default_factory=dict)

@@ -58,6 +58,12 @@ def judge_loss_weight(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
                 advice = "return the number of tokens that the loss counts as its weight"
                 yield Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)
                 return
+            each_sample = steps.units_per_sample
+            if steps.unit == "tokens" and each_sample and weight != samples * each_sample:
+                means = f"gradients are divided by tokens_per_sample, {each_sample:g}, and the trial would stop"
+                advice = "leave tokens_per_sample out where samples have different numbers of tokens"
+                yield Finding(LOSS_WEIGHT, "error", f"{text} (rank {rank})", means, advice, stops=True)
+                return
             if steps.unit == "tokens" and (weight < samples or weight != int(weight)):
                 means = "throughput is counted in this weight, and gradients are divided by it: it is no number of "
                 means += "tokens"

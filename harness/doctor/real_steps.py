@@ -176,7 +176,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
     inner, wrappers = training.unwrapped, (nn.DataParallel, nn.parallel.DistributedDataParallel)
     layers = [(path or "the model", module) for path, module in inner.named_modules()]
     found = (f"{name}: {type(module).__name__}" for name, module in layers if isinstance(module, wrappers))
-    seen = Steps(wrapped_by_itself=next(found, ""), unit=training.unit)
+    seen = Steps(wrapped_by_itself=next(found, ""), unit=training.unit, units_per_sample=training.units_per_sample)
     seen.lr = float(training.optimizer.param_groups[0]["lr"])
     seen.parameter_bytes = sum(p.numel() * p.element_size() for p in training.model.parameters())
     before = {name: local_part(p).detach().clone() for name, p in inner.named_parameters() if p.requires_grad}

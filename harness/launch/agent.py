@@ -73,6 +73,18 @@ def busy_cores() -> float:
     return psutil.cpu_percent(interval=1.0) / 100 * (psutil.cpu_count() or 1)
 
 
+IMPORTS = """
+import importlib, json, os, sys
+results = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # what modules print is no result
+for module in sys.argv[1:]:
+    try:
+        importlib.import_module(module)
+        why = None
+    except Exception as error:
+        why = ": ".join((type(error).__name__, *str(error).strip().splitlines()[-1:]))
+    print(json.dumps([module, why]), file=results, flush=True)
+"""
 GPUS = """
 import json, torch
 found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
@@ -114,24 +126,24 @@ class NodeAgent:
     def failing_imports(
         self, modules: Sequence[str], limit_s: float, version: CodeVersion | None = None, folder: str | None = None
     ) -> dict[str, str]:
-        """Return the modules that cannot be imported here, each with the last line of its error; uses a new process.
+        """Return the modules that cannot be imported here, each with the last line of its error.
 
-        ``limit_s``: of one import. ``folder``: first on its import path if the modules are of no version.
+        They are imported in one new process, as a rank does, in their order; after one that ends or outlasts it the
+        others are unknown. ``limit_s``: of all. ``folder``: first on its import path if the modules are of no version.
         """
         import_path = version.import_path() if version else [path for path in (folder, *sys.path) if path]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(import_path)}
-        failing = {}
-        for module in modules:
-            command = [sys.executable, "-c", "import importlib, sys; importlib.import_module(sys.argv[1])", module]
-            try:
-                done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=limit_s)
-            except subprocess.TimeoutExpired:
-                failing[module] = f"it takes more than {limit_s:.0f} s"
-                continue
-            if done.returncode:
-                lines = sanitize.redact_text(done.stderr.decode(errors="replace")).strip().splitlines()
-                failing[module] = lines[-1][:300] if lines else f"exit code {done.returncode}"
-        return failing
+        command, ended = [sys.executable, "-c", IMPORTS, *modules], ""
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=limit_s)
+            results, last = done.stdout, done.stderr.decode(errors="replace").strip().splitlines()[-1:]
+            ended = last[0] if last else f"exit code {done.returncode}"
+        except subprocess.TimeoutExpired as late:
+            results, ended = late.stdout or b"", f"it takes more than {limit_s:.0f} s"
+        found: dict[str, str | None] = dict(map(json.loads, results.splitlines()))
+        if unknown := [module for module in modules if module not in found]:
+            found[unknown[0]] = ended
+        return {module: sanitize.redact_text(why)[:300] for module, why in found.items() if why}
 
     def busy(self, things: Sequence[object]) -> list[float]:
         """Return how many cores of this node are busy, for each thing, as every question has one answer a thing."""

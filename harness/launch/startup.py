@@ -12,8 +12,8 @@ from harness.launch.postmortem import ProcessOutput, output_of_this_process
 from harness.launch.protocol import Sent
 
 START_S, NODE_S = 120.0, 5.0
-IMPORT_PART = 0.4
-"""The part of a start that one import may take: two of them, one after the other, fit into it."""
+IMPORT_PART = 0.8
+"""The part of a start that the imports of a process may take."""
 
 
 def start_limit_s(nodes: int) -> float:

@@ -158,11 +158,11 @@ class Stepper:
             kind=kind,
         )
         self.spent_s += window.duration_s
-        samples = share.samples * steps
-        if training.unit == "samples" and window.weight != samples:
+        if (each := training.units_per_sample) and window.weight != (whole := share.samples * steps * each):
+            of_samples = "with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
             raise WorkloadError(
                 f"loss() gave a weight of {window.weight:g} for {steps} batches of {share.samples} samples, in all "
-                f"{samples}; with unit 'samples' the weight is the length of the batch (unit 'tokens' lets it vary)"
+                f"{whole:g}; {of_samples if training.unit == 'samples' else f'tokens_per_sample is {each:g}'}"
             )
         return window
 

@@ -126,12 +126,16 @@ class Training:
         self.unit = workload.unit
         self._workload, self._ranks = workload, ranks
         self._marks_graphs = cell.compile_mode != "default" and ranks.devices[0].type == "cuda"
-        self._micro_batches, self._counts_samples = cell.micro_batches, workload.unit == "samples"
+        self._micro_batches = cell.micro_batches
+        self.units_per_sample: float | None = (
+            1 if workload.unit == "samples" else getattr(workload, "tokens_per_sample", None)
+        )
+        """The weight of each sample, if all have the same."""
         self.scaler = self.precision.scaler()
         self._scales_loss = self.scaler.is_enabled()  # asked once: a disabled one would cost a microsecond a step
         # whether the weight of the global batch is known before backward
-        known = self._counts_samples or (ranks.world_size == self._micro_batches == 1 and not self._scales_loss)
-        self._scales_later = not known
+        known = ranks.world_size == self._micro_batches == 1 and not self._scales_loss
+        self._scales_later = not (known or self.units_per_sample)
         self._after_step: Callable[[nn.Module, int], object] | None = getattr(workload, "after_step", None)
         self.steps_taken = 0
         """Steps before the next one; a training that resumes counts those before its checkpoint."""
@@ -373,8 +377,9 @@ class Training:
         if known := self._divisors.get(share.global_samples):
             return known
         if not self._scales_later:
-            if self._counts_samples:
-                return share.global_samples, self._ranks.world_size / share.global_samples
+            if self.units_per_sample:
+                total = share.global_samples * self.units_per_sample
+                return total, self._ranks.world_size / total
             divisor = tokens_or(on_device(weight, self._ranks.devices[0]), 1.0)
             return divisor, self._ranks.world_size / divisor
         rate = self._tokens_per_sample

@@ -283,6 +283,10 @@ def test_a_weight_of_samples_is_their_number_and_one_of_tokens_a_whole_number_of
     assert not [*gradients.judge_loss_weight([steps(samples=[64], weights=[640.0], unit="tokens")], case())]
     for weight, severity in ((63.0, "warning"), (64.5, "warning"), (0.0, "error"), (math.nan, "error")):
         only(gradients.judge_loss_weight([steps(samples=[64], weights=[weight], unit="tokens")], case()), severity)
+    declared = steps(samples=[64], weights=[640.0], unit="tokens", units_per_sample=10)
+    assert not [*gradients.judge_loss_weight([declared], case())]
+    declared.units_per_sample = 12
+    only(gradients.judge_loss_weight([declared], case()), "error", means="tokens_per_sample, 12,")
     masked, other = (steps(samples=[64], weights=[weight], unit="tokens") for weight in (0.0, 640.0))
     assert not [*gradients.judge_loss_weight([other, masked], case())]
     only(gradients.judge_loss_weight([masked, masked], case()), "error")

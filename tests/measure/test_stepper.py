@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.errors import WorkloadError
 from harness.measure.stepper import Seconds, Stepper, TrainingData, of_all_ranks, step_seconds, window_rows
 from harness.measure.window import Window
 from harness.plan.cell import Cell
@@ -31,6 +32,22 @@ class Counted(Regression):
     def loss(self, model: Any, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         self.sizes.append(len(batch[0]))
         return super().loss(model, batch)
+
+
+@pytest.mark.parametrize(("tokens", "whole"), [(1, "24"), (4, "96"), (None, None)])
+def test_a_weight_other_than_the_workload_declares_ends_the_trial(tokens: int | None, whole: str | None) -> None:
+    """Loss returns 2 tokens a sample; a number that is not declared may be any."""
+    workload = Regression("tokens" if tokens != 1 else "samples")
+    loss = workload.loss
+    workload.loss = lambda model, batch: (loss(model, batch)[0], torch.tensor(2 * len(batch[0])))  # type: ignore[method-assign]
+    workload.tokens_per_sample = tokens  # type: ignore[attr-defined]
+    training = Training(CELL, workload, 0, ONE)
+    stepper = Stepper(training, TrainingData(CELL, 0, ONE, *workload.datasets(), workload), lambda: None)
+    if whole is None:
+        assert stepper.window("timed", 4).weight == 48
+    else:
+        with pytest.raises(WorkloadError, match=f"weight of 48 for 4 batches of 6 samples, in all {whole}; "):
+            stepper.window("timed", 4)
 
 
 @pytest.mark.parametrize("data", [None, "synthetic_device"])

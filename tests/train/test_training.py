@@ -19,6 +19,7 @@ from torch.utils.data import IterableDataset
 from harness.errors import WorkloadError
 from harness.plan.cell import Cell
 from harness.plan.trial import SkipTrial
+from harness.train import training as training_module
 from harness.train.loader import Batches, Share, epoch_shares
 from harness.train.model import too_large
 from harness.train.precision import LossScale
@@ -303,6 +304,29 @@ def test_tokens_of_a_global_batch_are_summed_in_backward(accumulation: int, monk
     torch.testing.assert_close(gradients[0], gradients[1])
 
 
+@pytest.mark.parametrize("accumulation", [1, 3])
+def test_tokens_that_are_declared_take_no_exchange_and_no_pass_over_gradients(
+    accumulation: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events, scaled = Events(), []
+    monkeypatch.setattr("harness.train.training.dist", events)
+    monkeypatch.setattr("harness.train.training.are_equal", lambda *_: False)  # as on a GPU
+    scale = training_module.scale_gradients
+    monkeypatch.setattr(
+        "harness.train.training.scale_gradients", lambda model, factor: (scaled.append(1), scale(model, factor))
+    )
+    cell, gradients, seen = replace(CELL, training={"accumulation": accumulation}), [], []
+    for declared in (3, None):
+        workload = OfOneLength(longer=False)
+        workload.tokens_per_sample = declared
+        training = training_of(cell, workload, world_size=2)
+        next(steps(training))
+        gradients.append(torch.cat([p.grad.flatten() for p in training.model.parameters() if p.grad is not None]))
+        seen.append((len(events.seen), len(scaled)))
+    assert seen == [(0, 0), (4, 1)]
+    torch.testing.assert_close(gradients[0], gradients[1])
+
+
 class Masked(Regression):
     """Batches without a token, whose loss is 0."""
 
@@ -325,6 +349,7 @@ class OfOneLength(Regression):
     def __init__(self, longer: bool) -> None:
         super().__init__("tokens")
         self.tokens, self.longer = 3, longer
+        self.tokens_per_sample: int | None = None
 
     def loss(self, model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
         total, _ = super().loss(model, batch)

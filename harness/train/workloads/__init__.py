@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
@@ -43,6 +44,8 @@ class Workload(Protocol):
     ``optimizer(model, options)``, built after wrapping, and ``schedule(optimizer, options)``, in place of the classes
     that the file names (whose name memory is estimated from); ``after_step(model, step)``, inside the step's time, such
     as an average of weights, whose state is in checkpoints only if the model's buffers hold it;
+    ``tokens_per_sample``, if it is the same of all samples and the unit is tokens: the weight of a global batch is then
+    known before its backward pass, without an exchange and without a later pass over the gradients;
     ``shard_units(model)``, the modules that fsdp shards one by one; ``init_weights(model)``, if ``build_model`` builds
     on the meta device: it sets every parameter and buffer in place, as torch.nn.init does, also where they are sharded.
     Without it each process of a node first holds the whole model in the node's memory.
@@ -123,6 +126,9 @@ def build(cell: Cell) -> Workload:
         raise WorkloadError(f"workload {cell.workload}({given}): {type(error).__name__}: {error}") from error
     if getattr(workload, "unit", None) not in ("samples", "tokens"):
         raise WorkloadError(f"workload {cell.workload}: unit must be 'samples' or 'tokens'")
+    each = getattr(workload, "tokens_per_sample", None)
+    if each is not None and not (isinstance(each, int | float) and 0 < each < math.inf):
+        raise WorkloadError(f"workload {cell.workload}: tokens_per_sample: got {each!r}, not a positive number")
     return workload
 
 

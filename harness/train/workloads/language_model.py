@@ -118,6 +118,7 @@ class LanguageModel:
         shape = SHAPES[model]
         self.data = data
         self.shape = replace(shape, context=datasets.whole_number("context", context or shape.context, 2**20))
+        self.tokens_per_sample = self.shape.context
         self.text_bytes = datasets.whole_number("text_bytes", text_bytes, 2**40)
         self.samples = datasets.whole_number("samples", samples, 2**40)
 

@@ -23,6 +23,8 @@ class Own:
     def loss(self, model, batch): ...
 class NoUnit(Own):
     unit = "bananas"
+class NoNumber(Own):
+    unit, tokens_per_sample = "tokens", "many"
 class Lacking:
     unit = "samples"
     def build_model(self): ...
@@ -62,6 +64,7 @@ def test_a_users_own_class_gets_its_parameters() -> None:
         ("own_workload:NOT_A_CLASS", {}, "own_workload has no class 'NOT_A_CLASS'"),
         ("own_workload:Lacking", {}, "the class lacks datasets, loss"),
         ("own_workload:NoUnit", {}, "unit must be 'samples' or 'tokens'"),
+        ("own_workload:NoNumber", {}, "tokens_per_sample: got 'many', not a positive number"),
         ("own_workload:Raises", {"workload_options": {"a": 1}}, "own_workload:Raises(a=1): ValueError: not today"),
         (
             "own_workload:Own",
