@@ -86,7 +86,7 @@ def test_the_studies_are_planned_on_their_hardware() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "gpus", "compiled"), [("resnet50_8xgpu", 8, {False, True}), ("gpu_pairs_4xgpu", 4, {False})]
+    ("name", "gpus", "compiled"), [("resnet50_8xgpu", 8, {False, True}), ("gpu_pairs_4xgpu", 4, {False, True})]
 )
 def test_files_for_gpus_are_fast_and_compare_like_with_like(name: str, gpus: int, compiled: set[bool]) -> None:
     """Slow computing flatters every efficiency; fsdp's policy computes in other dtypes than its base."""

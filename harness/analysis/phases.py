@@ -38,12 +38,10 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
 
     Phases add up to the step. Source: the timed windows or, if timing the phases costs too much, separate windows.
     ``waits``: the share of the step in which the device waits for data, the mean over blocks with its interval, which
-    ends at 0 and 1; on a GPU the idle time before the step, for the host may wait while the device computes. ``pilot``:
-    the number of blocks that a rule decided from.
+    ends at 0 and 1. ``pilot``: the number of blocks that a rule decided from.
     """
     merged = _phase_windows(trials, windows, NAMES)
-    waited = merged["idle_s"].fillna(merged["wait_s"])
-    columns = merged.assign(waited_s=waited, whole_s=merged[[*NAMES]].sum(axis=1))
+    columns = merged.assign(waited_s=_waited_s(merged), whole_s=merged[[*NAMES]].sum(axis=1))
     sums = columns.groupby(["cell_id", "block", "invocation"])[["waited_s", "whole_s"]].sum(min_count=1).reset_index()
     known = sums[sums["waited_s"].notna() & (sums["whole_s"] > 0)].drop_duplicates(["cell_id", "block"], keep="last")
     waits: dict[str, Values] = {}
@@ -59,6 +57,13 @@ def phases(trials: pd.DataFrame, windows: pd.DataFrame, pilot: int | None = None
 def host_phases(trials: pd.DataFrame, windows: pd.DataFrame) -> pd.DataFrame:
     """Return the host's seconds by phase while a GPU computes: a second clock, not to be added to the first."""
     return HOST_PHASES.frame(_by_cell(trials, _phase_windows(trials, windows, HOST_NAMES), HOST_NAMES))
+
+
+def _waited_s(windows: pd.DataFrame) -> pd.Series[float]:
+    """Return the seconds of each window in which a device waits for data: on a CPU the host's wait, on a GPU the part
+    of it with an idle stream, for the host may wait while the device computes.
+    """
+    return windows["wait_s"].fillna(windows[["idle_s", "host_wait_s"]].min(axis=1, skipna=False))
 
 
 def _phase_windows(trials: pd.DataFrame, windows: pd.DataFrame, names: tuple[str, ...]) -> pd.DataFrame:
@@ -139,8 +144,7 @@ def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
     after = np.searchsorted(starts, np.arange(0, len(windows), ROWS))  # of the trials that begin there or later
     for first, last in pairwise([*np.unique(starts[after[after < len(starts)]]), len(windows)]):
         part = windows[[*WINDOW_COLUMNS]].iloc[first:last]
-        # the host's wait, or on a GPU the part of it with an idle stream
-        lost_s = part["wait_s"].fillna(part[["idle_s", "host_wait_s"]].min(axis=1, skipna=False)).fillna(0.0)
+        lost_s = _waited_s(part).fillna(0.0)
         is_marked = part["wait_s"].notna() | part["idle_s"].notna()
         known = part.assign(lost_s=lost_s, is_marked=is_marked, in_turn_s=part["in_turn_s"].fillna(0.0))
         for key, rows in grouped(rows_of(known), trial_key).items():

@@ -263,7 +263,7 @@ class ScriptExperiment(Experiment):
         if MODE in own - used:
             yield from self._wrong_modes(place, grid)
         for name in sorted(own - used - {MODE}):
-            hint = nearest(name, {*ScriptGrid.model_fields} - {"options"} | used)
+            hint = nearest(name, ({*ScriptGrid.model_fields} - {"options", "seeks_max"} | used) - own)
             text = f"{place}.{name}: unknown axis, and arguments do not use it as {{{name}}}; {hint}"
             yield Conflict(text, (place, "arguments"))
         yield from self._samples(grid)

@@ -27,6 +27,7 @@ from harness.launch.startup import Received, Registration
 from harness.launch.subgroups import Send, Subgroups
 from harness.measure import environment, scenarios
 from harness.measure.links import run_links_trial
+from harness.measure.nccl_log import keep_log, logged_network
 from harness.measure.scenarios import TrialContext
 from harness.measure.script.child import COUNTER_VARIABLE, STACK_VARIABLE
 from harness.measure.script.following import script
@@ -84,6 +85,7 @@ def run_rank(job: Job, process: Registration, send: Callable[[Received], bool], 
     with Path(process.stack).open("w") as stack, step_counter(Path(process.counter)) as advance:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         os.environ.update({COUNTER_VARIABLE: process.counter, STACK_VARIABLE: process.stack})
+        keep_log(Path(process.counter).with_name("nccl.log"))
         try:
             if not send(process):
                 return False  # the run was given up while this process started
@@ -143,7 +145,8 @@ def run_group(job: Job, ranks: Ranks, send: Send, advance: Callable[[], None], s
     _prepare_process(job, version)
     cache: Cache = {}
     _preload(job, ranks, cache)
-    link = _announce(ranks, send)
+    # programs use the GPUs alone, and connect their ranks themselves
+    link = _announce(ranks, send, None if job.experiment.programs else logged_network(ranks))
     subgroups = Subgroups(job, ranks, store) if job.group.is_shared else None
 
     def work(trial: Trial, those: Ranks, send: Send, let_others_run: Callable[[], None] | None) -> bool:
@@ -286,10 +289,11 @@ def _preload(job: Job, ranks: Ranks, cache: Cache) -> None:
         torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1).zero_grad()  # torch's first imports its compiler
 
 
-def _announce(ranks: Ranks, send: Send) -> str | None:
+def _announce(ranks: Ranks, send: Send, nccl_network: str | None) -> str | None:
     """Send the ranks and one environment a node, from rank 0; return the link between the ranks' GPUs on each node."""
     row: GroupRank = {**_place_of(ranks), "pid": os.getpid(), "devices": [str(device) for device in ranks.devices]}
-    seen = ranks.gather_to_first((row, environment.capture_environment(ranks.node_id, ranks.devices)))
+    here = environment.capture_environment(ranks.node_id, ranks.devices)
+    seen = ranks.gather_to_first((row, {**here, "nccl_network": nccl_network} if nccl_network else here))
     if ranks.first:
         nodes = {facts["node_id"]: facts for _, facts in seen}
         send(GroupStarted(tuple(nodes.values()), tuple(row for row, _ in seen)))

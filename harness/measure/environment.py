@@ -15,6 +15,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations, permutations
+from operator import eq
 from pathlib import Path
 
 import psutil
@@ -92,6 +93,7 @@ def _captured(nvml: Nvml) -> Topology:
     modes = [first(partial(_persistence_mode, nvml, handle)) for handle in handles]
     return {
         "gpus": [nvml.nvmlDeviceGetUUID(handle) for handle in handles],
+        "buses": buses,
         "links": square,
         "apart": [
             [one, other]
@@ -163,7 +165,7 @@ PACKAGES = ("torch", "torchvision", "ray", "numpy", "harness")
 VARIABLES = (
     *("OMP_", "GOMP_", "KMP_AFFINITY", "KMP_BLOCKTIME", "MKL_", "NCCL_", "GLOO_", "UCX_", "FI_", "TORCH_", "PYTORCH_"),
     *("TORCHINDUCTOR_", "CUBLAS", "CUDNN_", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_", "CUDA_LAUNCH_BLOCKING"),
-    *("CUDA_MODULE_LOADING", "NVIDIA_TF32_OVERRIDE"),
+    *("CUDA_MODULE_LOADING", "CUDA_SCALE_LAUNCH_QUEUES", "NVIDIA_TF32_OVERRIDE", "TORCHDYNAMO_", "TRITON_"),
 )
 """Prefixes of the variables that set threads, collectives and devices; no other variable is read."""
 
@@ -185,8 +187,24 @@ def interfaces() -> list[Interface]:
     return found
 
 
-def adapters(root: Path = Path("/")) -> list[Adapter]:
-    """Return the RDMA adapters by name, each with its first active port, else its first one."""
+def nccl_files(root: Path = Path("/")) -> dict[str, str]:
+    """Return the variables that NCCL's files set: the user's or the one that NCCL_CONF_FILE names, then the system's.
+
+    Source: NCCL's documentation of its environment variables. Those of the environment come before them.
+    """
+    own, found = os.environ.get("NCCL_CONF_FILE") or Path.home() / ".nccl.conf", dict[str, str]()
+    for file in (Path(own), root / "etc/nccl.conf"):
+        lines = (line.strip().partition("=") for line in (_read(file) or "").splitlines())
+        found = {name: value for name, _, value in lines if name.startswith("NCCL_")} | found
+    return found
+
+
+def adapters(root: Path = Path("/"), buses: Sequence[str] = ()) -> list[Adapter]:
+    """Return the RDMA adapters by name, each with its first active port, else its first one.
+
+    ``buses``: the PCI addresses of the GPUs, of which those are nearest that share the most bridges with an adapter.
+    """
+    gpus = [_bridges(root / "sys/bus/pci/devices" / bus.lower()[-len("0000:00:00.0") :]) for bus in buses]
     files = {_read(verbs): verbs.parent.name for verbs in (root / "sys/class/infiniband_verbs").glob("uverbs*/ibdev")}
     found: list[Adapter] = []
     for device in sorted((root / "sys/class/infiniband").glob("*"), key=lambda path: (len(path.name), path.name)):
@@ -200,10 +218,22 @@ def adapters(root: Path = Path("/")) -> list[Adapter]:
                 "state": states.get(port) or None,
                 "rate": _read(port / "rate"),
                 "numa": _numa_node(device / "device"),
+                "nearest": _nearest(_bridges(device / "device"), gpus),
                 "has_file": file is not None and (root / "dev/infiniband" / file).exists(),
             }
         )
     return found
+
+
+def _bridges(device: Path) -> list[str]:
+    """Return the PCI addresses from the root to a device, from its place in /sys/devices."""
+    return [part for part in os.path.realpath(device).split(os.sep) if part.count(":")]
+
+
+def _nearest(adapter: Sequence[str], gpus: Sequence[Sequence[str]]) -> list[int]:
+    """Return the numbers of the GPUs below the same bridge as the adapter, the lowest such; none if there is none."""
+    shared = [sum(map(eq, adapter, gpu)) for gpu in gpus]  # an address is below one bridge alone
+    return [number for number, count in enumerate(shared) if count == max(shared) > 0]
 
 
 def _read(path: Path) -> str | None:
@@ -236,6 +266,7 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
     joined = capture_topology() if cuda else None
     iommu = Path("/sys/class/iommu")
     soft = {name: resource.getrlimit(number)[0] for name, number in LIMITS.items()}
+    known = (nccl_files() if cuda else {}) | os.environ
     return {
         "node_id": node_id,
         "host": platform.node(),
@@ -257,11 +288,11 @@ def capture_environment(node_id: str, devices: Sequence[torch.device]) -> NodeEn
         "threads": torch.get_num_threads(),
         "niceness": os.nice(0),
         "interfaces": interfaces(),
-        "adapters": adapters(),
+        "adapters": adapters(buses=joined.get("buses", ()) if joined else ()),
         "shared_memory_bytes": shutil.disk_usage(SHARED_MEMORY).total if os.path.isdir(SHARED_MEMORY) else None,
         "limits": {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()},
         "state": machine_state(),
-        "variables": sanitize.variables({k: v for k, v in sorted(os.environ.items()) if k.startswith(VARIABLES)}),
+        "variables": sanitize.variables({k: v for k, v in sorted(known.items()) if k.startswith(VARIABLES)}),
     }
 
 

@@ -153,16 +153,19 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
     known, variables = {each["name"]: each for each in node.get("interfaces") or ()}, node.get("variables") or {}
     socket = variables.get(USED["NCCL"], "its socket interface")
     adapters, unused = _adapters(node)
-    if adapters:
-        seen = f"NCCL uses {_places(node, adapters)}; {socket} is for the first contact of its ranks alone"
-        yield Finding(NETWORK, "note", f"{node['host']}: {seen}", "the link of its ranks", "none")
+    logged = node.get("nccl_network")
+    by_socket = logged.startswith("Socket") if logged else not adapters
+    if logged or adapters:
+        first = f"{places_of(node, adapters)}; {socket} is for the first contact of its ranks alone"
+        seen = f"{node['host']}: NCCL uses {f'{logged}, by its log' if logged else first}"
+        yield Finding(NETWORK, "note", seen, "the link of its ranks", "none")
     for (severity, why, advice), names in unused.items():
-        means = "less bandwidth between nodes" if adapters else f"NCCL exchanges through {socket}"
+        means = f"NCCL exchanges through {socket}" if by_socket else "less bandwidth between nodes"
         seen = f"{node['host']}: NCCL does not use {join_names(names, 8)}: {why}"
         yield Finding(NETWORK, severity, seen, means, advice)
     by_interface: dict[str, list[str]] = {}
     for library, variable in USED.items():
-        no_nccl = adapters or node.get("nccl", "") is None
+        no_nccl = not by_socket or node.get("nccl", "") is None
         if (library == "gloo" or not no_nccl) and (name := variables.get(variable)):
             by_interface.setdefault(name, []).append(library)
     for name, libraries in by_interface.items():
@@ -173,7 +176,7 @@ def _of_interfaces(node: NodeEnvironment) -> Iterator[Finding]:
         speed = used["mbit_per_s"]
         others = [each for each in known.values() if each["mbit_per_s"] and each is not used]
         fastest = max(others, key=lambda each: each["mbit_per_s"] or 0, default=None)
-        if not adapters and speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
+        if by_socket and speed and fastest and (fastest["mbit_per_s"] or 0) >= MUCH_FASTER * speed:
             yield Finding(
                 NETWORK,
                 "warning",
@@ -206,6 +209,8 @@ def _adapters(node: NodeEnvironment) -> tuple[list[Adapter], dict[Reason, list[s
             reason = ("note", f"NCCL_NET={off['NCCL_NET']}", "unset it, if the ranks are to use it")
         elif not _selected(adapter["name"], off["NCCL_IB_HCA"]):
             reason = ("note", f"NCCL_IB_HCA={off['NCCL_IB_HCA']}", "change it, if the ranks are to use it")
+        elif (node.get("nccl_network") or "").startswith("Socket"):
+            reason = ("warning", "its log names sockets", "look for NET/IB and NET/Plugin in that log, which says why")
         if reason:
             unused.setdefault(reason, []).append(adapter["name"])
         else:
@@ -224,22 +229,25 @@ def _selected(name: str, adapters: str) -> bool:
     return found != adapters.startswith("^")
 
 
-def _places(node: NodeEnvironment, adapters: Sequence[Adapter]) -> str:
-    """Return adapters by kind and NUMA node: 'InfiniBand at 400 Gb/sec (4X NDR): mlx5_0 at NUMA node 0 (GPU 0, 1)'."""
+def places_of(node: NodeEnvironment, adapters: Sequence[Adapter]) -> str:
+    """Return adapters by kind and NUMA node, with the nearest GPUs, or else those of the node:
+    'InfiniBand at 400 Gb/sec (4X NDR): mlx5_0 at NUMA node 0 (GPU 0, 1)'.
+    """
     kinds, topology = {"InfiniBand": "InfiniBand", "Ethernet": "RoCE"}, node.get("topology")
-    alike: dict[str, dict[int | None, list[str]]] = {}
+    numas = (topology.get("numa") or ()) if topology else ()
+    alike: dict[str, dict[tuple[int | None, tuple[int, ...]], list[str]]] = {}
     for each in adapters:
         kind = kinds.get(each["link_layer"] or "", "a network of its own plugin, if there is one,")
         of_kind = alike.setdefault(f"{kind} at {each.get('rate') or 'an unknown rate'}", {})
-        of_kind.setdefault(each.get("numa"), []).append(each["name"])
-    near = (topology.get("numa") or ()) if topology else ()
+        numa = each.get("numa")
+        near = each.get("nearest") or [gpu for gpu, place in enumerate(numas) if place == numa is not None]
+        of_kind.setdefault((numa, tuple(near)), []).append(each["name"])
     words = []
     for kind, by_numa in alike.items():
         places = []
-        for numa, names in by_numa.items():
-            gpus = ", ".join(str(gpu) for gpu, place in enumerate(near) if place == numa)
-            at = "" if numa is None else f" at NUMA node {numa}" + (f" (GPU {gpus})" if gpus else "")
-            places.append(join_names(names, 8) + at)
+        for (numa, gpus), names in by_numa.items():
+            at = "" if numa is None else f" at NUMA node {numa}"
+            places.append(join_names(names, 8) + at + (f" (GPU {', '.join(map(str, gpus))})" if gpus else ""))
         words.append(f"{kind}: {', '.join(places)}")
     return "; ".join(words)
 

@@ -86,9 +86,13 @@ def estimate_with(model: MemoryFacts, cell: Cell, activations: int = 0, fixed: i
 
 
 def _kept(model: MemoryFacts, cell: Cell) -> ActivationBytes | None:
-    """Return the activations in the cell's mode; None if unknown, as with the memory pools of CUDA graphs."""
-    graphs = cell.device == "cuda" and cell.compile_mode != "default"
-    return None if graphs else model["activations"].get(str(Mode.of(cell)))
+    """Return the activations in the cell's mode; None if unknown."""
+    return None if _records_graphs(cell) else model["activations"].get(str(Mode.of(cell)))
+
+
+def _records_graphs(cell: Cell) -> bool:
+    """Return whether a cell's steps are CUDA graphs, whose memory pools no trace or step without them shows."""
+    return cell.device == "cuda" and cell.compile_mode != "default"
 
 
 def micro_batch(cell: Cell) -> int:
@@ -288,6 +292,7 @@ class Forecast:
         return "unknown" if self.peak is None else "fits"
 
 
+OF_GRAPHS = "CUDA graphs keep memory pools of their own, which are not in a trace"
 MOST_DEVICES = 8
 """The largest fsdp that is traced, whose operators grow with devices; a larger one has smaller shards beside the same
 activations and gathered units."""
@@ -342,6 +347,8 @@ def forecast(cell: Cell, examined: Examination, inventory: Inventory) -> Forecas
         sharers=_sharers(cell, inventory),
         reason=examined["reason"],
     )
+    if _records_graphs(cell):
+        return replace(found, reason=found.reason or f"compile_mode {cell.compile_mode}: {OF_GRAPHS}")
     if sizes is None or found.state is None or peak is None:
         return found
     if cell.own_traits or copied:

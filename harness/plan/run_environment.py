@@ -39,10 +39,11 @@ class Topology(TypedDict):
     """The GPUs of a node by UUID, and the matrix of links between them in the terms of ``nvidia-smi topo -m``.
 
     ``apart``: the pairs of which the first cannot read the memory of the second; ``numa``: the NUMA node of each GPU;
-    ``persistence``: whether the driver stays loaded while no process uses the GPU.
+    ``buses``: the PCI address of each; ``persistence``: whether the driver stays loaded while no process uses the GPU.
     """
 
     gpus: list[str]
+    buses: NotRequired[list[str]]
     links: list[list[str | None]]
     apart: list[list[int]]
     numa: list[int | None]
@@ -64,7 +65,8 @@ class Adapter(TypedDict):
     """An RDMA adapter of a node. ``link_layer``: InfiniBand, or Ethernet (RoCE).
 
     ``state``, ``rate``: of its port, as Linux names them: 'ACTIVE', '400 Gb/sec (4X NDR)'. ``numa``: its NUMA node.
-    ``has_file``: whether its device file is there; a container may lack it.
+    ``nearest``: the GPUs below the same PCI bridge. ``has_file``: whether its device file is there; a container may
+    lack it.
     """
 
     name: str
@@ -72,6 +74,7 @@ class Adapter(TypedDict):
     state: str | None
     rate: str | None
     numa: int | None
+    nearest: NotRequired[list[int]]
     has_file: bool
 
 
@@ -107,7 +110,10 @@ class NodeFacts(TypedDict):
 
 
 class NodeEnvironment(NodeFacts):
-    """Hardware, versions and settings of one node, captured once per worker group."""
+    """Hardware, versions and settings of one node, captured once per worker group.
+
+    ``nccl_network``: what NCCL's log names, if there is one, as 'IB: mlx5_0:1/IB'.
+    """
 
     cudnn: int | None
     nccl: NotRequired[str | None]
@@ -118,6 +124,7 @@ class NodeEnvironment(NodeFacts):
     niceness: NotRequired[int]
     interfaces: NotRequired[list[Interface]]
     adapters: NotRequired[list[Adapter]]
+    nccl_network: NotRequired[str | None]
     shared_memory_bytes: NotRequired[int | None]
     limits: NotRequired[dict[str, int | None]]
     state: NotRequired[MachineState]

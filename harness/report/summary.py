@@ -14,6 +14,7 @@ from harness.config.axes import AXES, LATER
 from harness.config.experiment import Experiment
 from harness.config.sections import LOOKS, Throughput
 from harness.config.values import GIB, SECTION
+from harness.plan.checks import places_of
 from harness.plan.labels import TAGS, joined
 from harness.plan.run_environment import Card, NodeEnvironment, RunEnvironment
 from harness.report.row import plural, rate_unit
@@ -214,6 +215,7 @@ def node_facts(node: NodeEnvironment, own: Collection[str] = ()) -> list[tuple[s
         ("memory", f"{node['memory_bytes'] / GIB:.1f} GiB"),
         ("GPUs", ", ".join(models) or "none used"),
         *(("each GPU", text) for text in [cards_text(topology.get("cards", []) if topology else [])] if text),
+        *(("RDMA adapters", places_of(node, each)) for each in [node.get("adapters")] if each),
         ("system", node["system"]),
         ("software", f"Python {node['python']}, {packages}, CUDA {node['cuda'] or 'none'}"),
         ("threads per device", str(node["threads"])),

@@ -127,10 +127,7 @@ class Training:
         self._workload, self._ranks = workload, ranks
         self._marks_graphs = cell.compile_mode != "default" and ranks.devices[0].type == "cuda"
         self._micro_batches = cell.micro_batches
-        self.units_per_sample: float | None = (
-            1 if workload.unit == "samples" else getattr(workload, "tokens_per_sample", None)
-        )
-        """The weight of each sample, if all have the same."""
+        self.units_per_sample = units_per_sample(workload)
         self.scaler = self.precision.scaler()
         self._scales_loss = self.scaler.is_enabled()  # asked once: a disabled one would cost a microsecond a step
         # whether the weight of the global batch is known before backward
@@ -416,6 +413,11 @@ class Training:
     def loss_scale(self) -> LossScale | None:
         """Return the state of the loss scale, read from the device: between windows only; None unless fp16."""
         return LossScale.of(self.scaler) if self._scales_loss else None
+
+
+def units_per_sample(workload: Workload) -> float | None:
+    """Return the weight of each sample; None if they may differ."""
+    return 1 if workload.unit == "samples" else getattr(workload, "tokens_per_sample", None)
 
 
 def tokens_per_sample(tokens: Tensor, samples: float) -> Tensor:

@@ -104,6 +104,10 @@ def test_the_waterfall_of_strong_scaling_needs_the_script_on_one_device_at_the_s
     [
         ({"arguments": "--lr {lrr} {flag} {lr}"}, "arguments: {lrr} is no axis of grid; did you mean 'lr'?"),
         ({"arguments": "--lr {lr}"}, "grid.flag: unknown axis, and arguments do not use it as {flag}"),
+        (
+            {"grid": {**GRID, "flag": "", "compile_mode": "a"}},
+            "grid.compile_mode: unknown axis, and arguments do not use it as {compile_mode}; did you mean 'compile'?",
+        ),
         ({"arguments": "'"}, "arguments: No closing quotation"),
         ({"arguments": 3}, "arguments: got 3; allowed: a list"),
         ({"step": {"samples": "{lr} ** 2"}}, "step.samples: got '{lr} ** 2'; allowed: numbers, placeholders"),

@@ -85,9 +85,9 @@ def test_adapters_have_the_state_and_rate_of_a_port_and_their_numa_node(tmp_path
     adapter(tmp_path, "mlx5_2", 2, "1: DOWN", layer="InfiniBand", numa="-1")
     adapter(tmp_path, "mlx5_3", 3, "4: ACTIVE", layer="InfiniBand", file=False)  # a container without it
     adapter(tmp_path, "mlx5_4", 4, layer="InfiniBand", numa="")
-    names = ("name", "link_layer", "state", "rate", "numa", "has_file")
+    names = ("name", "link_layer", "state", "rate", "numa", "has_file", "nearest")
     assert environment.adapters(tmp_path) == [
-        dict(zip(names, row, strict=True))
+        dict(zip(names, (*row, []), strict=True))
         for row in (
             ("mlx5_0", "InfiniBand", "ACTIVE", "200 Gb/sec (4X EDR)", 0, True),
             ("mlx5_2", "InfiniBand", "DOWN", "100 Gb/sec (4X EDR)", None, True),
@@ -96,6 +96,45 @@ def test_adapters_have_the_state_and_rate_of_a_port_and_their_numa_node(tmp_path
             ("mlx5_10", "Ethernet", "ACTIVE", "100 Gb/sec (4X EDR)", 1, True),
         )
     ]
+
+
+def test_gpus_below_the_bridge_of_an_adapter_are_nearest_to_it(tmp_path: Path) -> None:
+    adapter(tmp_path, "mlx5_0", 0, "4: ACTIVE", layer="InfiniBand")
+    root, buses = tmp_path / "sys/devices/pci0000:00", ("0000:19:00.0", "0000:1a:00.0", "0000:2a:00.0", "0000:9a:00.0")
+    places = ("0000:00:01.0/0000:17:00.0", "0000:00:01.0/0000:18:00.0", "0000:00:02.0", "../pci0000:80/0000:80:01.0")
+    folder = tmp_path / "sys/bus/pci/devices"
+    folder.mkdir(parents=True)
+    for bus, place in zip(buses, places, strict=True):
+        (root / place / bus).mkdir(parents=True)
+        (folder / bus).symlink_to(root / place / bus)
+    device = tmp_path / "sys/class/infiniband/mlx5_0/device"
+    (device / "numa_node").unlink()
+    device.rmdir()
+    of_nvml = [f"0000{bus.upper()}" for bus in buses]
+    for place, nearest in (
+        ("0000:00:01.0/0000:18:00.0", [1]),
+        ("0000:00:01.0", [0, 1]),  # beside a bridge that has both
+        ("0000:00:03.0", [0, 1, 2]),  # at their root alone
+        ("../pci0000:40/0000:40:00.0", []),
+    ):
+        (root / place / "0000:1b:00.0").mkdir(parents=True)
+        device.symlink_to(root / place / "0000:1b:00.0")
+        (found,) = environment.adapters(tmp_path, of_nvml)
+        assert found["nearest"] == nearest, place
+        device.unlink()
+
+
+def test_nccls_files_set_what_the_environment_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/nccl.conf").write_text("# of all\nNCCL_IB_HCA=mlx5\nNCCL_DEBUG=WARN\nOTHER=1\n\n")
+    monkeypatch.setattr(Path, "home", lambda: tmp_path)
+    monkeypatch.delenv("NCCL_CONF_FILE", raising=False)
+    assert environment.nccl_files(tmp_path) == {"NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"}
+    (tmp_path / ".nccl.conf").write_text("NCCL_IB_HCA = no\n NCCL_IB_HCA=^mlx5_9\n")
+    assert environment.nccl_files(tmp_path)["NCCL_IB_HCA"] == "^mlx5_9"
+    (tmp_path / "own").write_text("NCCL_NET=Socket")
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "own"))
+    assert environment.nccl_files(tmp_path) == {"NCCL_NET": "Socket", "NCCL_IB_HCA": "mlx5", "NCCL_DEBUG": "WARN"}
 
 
 @dataclass
@@ -182,7 +221,7 @@ def test_directly_linked_gpus_have_the_number_of_links_between_them() -> None:
     links = [["X", "NV2", "NV1"], ["NV2", "X", "PXB"], ["NV1", "PXB", "X"]]
     gpus = {"gpus": ["GPU-a", "GPU-b", "GPU-c"], "numa": [None] * 3, "persistence": [True, False, True]}
     gpus["cards"] = [dict.fromkeys(CARD)] * 3
-    assert found == {**gpus, "links": links, "apart": [], "driver": "560.1"}
+    assert found == {**gpus, "buses": ["0:a", "0:b", "0:c"], "links": links, "apart": [], "driver": "560.1"}
 
 
 def test_switched_gpus_have_the_smaller_number_of_links_of_both_and_some_no_peer_access() -> None:

@@ -54,6 +54,17 @@ def node(memory: int | None = 64 * GIB, **more: Any) -> Inventory:
     return Inventory((Node("n", "127.0.0.1", "n", 8, memory_bytes=memory, **more),))
 
 
+def test_the_memory_pools_of_cuda_graphs_are_not_known() -> None:
+    """A trace runs without them; that a large model cannot fit is known."""
+    graphs = cell(compile=True, compile_mode="reduce-overhead")
+    found = forecast(graphs, examined(), h100s())
+    assert (found.verdict, found.activations) == ("unknown", None) and "CUDA graphs" in found.reason
+    assert forecast(replace(graphs, compile_mode="default"), examined(), h100s()).verdict == "fits"
+    assert forecast(replace(graphs, device="cpu"), examined(), node()).verdict == "fits"
+    large = {**(examined()["sizes"] or {}), "parameter_bytes": 90 * GIB, "trainable_bytes": 90 * GIB}
+    assert forecast(graphs, examined(sizes=large), h100s()).verdict == "will not fit"
+
+
 @pytest.mark.parametrize(
     ("planned", "parts"),
     [

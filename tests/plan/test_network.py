@@ -78,6 +78,38 @@ def test_adapters_stand_by_their_numa_node_beside_its_gpus() -> None:
     assert used == f"note: n0: NCCL uses InfiniBand at 400 Gb/sec (4X NDR): {places}{FIRST_CONTACT}"
 
 
+def test_adapters_stand_by_the_nearest_gpus_if_those_are_known() -> None:
+    adapters = [adapter(f"mlx5_{number}", numa=0, nearest=[number]) for number in range(2)]
+    (used, *_) = with_adapters(adapters=adapters, numa=[0, 0])
+    places = "mlx5_0 at NUMA node 0 (GPU 0), mlx5_1 at NUMA node 0 (GPU 1)"
+    assert used == f"note: n0: NCCL uses InfiniBand at 400 Gb/sec (4X NDR): {places}{FIRST_CONTACT}"
+
+
+@pytest.mark.parametrize(
+    ("logged", "adapters", "found"),
+    [
+        ("IB: mlx5_0:1/IB", [RDMA[0]], ["note: n0: NCCL uses IB: mlx5_0:1/IB, by its log", "note: n0: gloo uses eth0"]),
+        ("AWS Libfabric", [], ["note: n0: NCCL uses AWS Libfabric, by its log", "note: n0: gloo uses eth0"]),
+        (
+            "Socket: eth0",
+            [RDMA[0]],
+            [
+                "note: n0: NCCL uses Socket: eth0, by its log",
+                "warning: n0: NCCL does not use mlx5_0: its log names sockets",
+                "note: n0: gloo and NCCL use eth0",
+                "warning: n0: gloo and NCCL use eth0",  # beside a faster one
+            ],
+        ),
+    ],
+)
+def test_what_nccls_log_names_comes_before_what_its_variables_select(
+    logged: str, adapters: Any, found: list[str]
+) -> None:
+    one = node("n0", interface(), interface("ib0", 100_000), nccl="2.29.3", adapters=adapters, nccl_network=logged)
+    said = [f"{each.severity}: {each.seen.split(' (10000')[0]}" for each in checks.judge_network([one, node("n1")])]
+    assert said[:-1] == found
+
+
 @pytest.mark.parametrize(
     ("selection", "used"),
     [

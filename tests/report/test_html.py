@@ -448,6 +448,9 @@ def test_the_limits_of_gpus_stand_beside_the_gpus() -> None:
     card |= {"pcie_width": 16, "most_pcie_width": 16}
     one = "power limit 700 W, ECC on, PCIe 5.0 x16"
     assert ("each GPU", one) in summary.node_facts(NODE | {"topology": {"cards": [card, card]}})
+    adapter = {"name": "mlx5_0", "link_layer": "InfiniBand", "rate": "400 Gb/sec (4X NDR)", "numa": 1, "nearest": [2]}
+    facts = summary.node_facts(NODE | {"adapters": [adapter]})  # type: ignore[operator]
+    assert ("RDMA adapters", "InfiniBand at 400 Gb/sec (4X NDR): mlx5_0 at NUMA node 1 (GPU 2)") in facts
     assert summary.cards_text([card, card | {"ecc": None, "pcie_generation": None}]) == (
         f"GPU 0: {one}; GPU 1: power limit 700 W, PCIe x16"
     )

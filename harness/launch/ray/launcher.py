@@ -200,7 +200,7 @@ class RayLauncher:
             ),
         )
         private.drop_callbacks(trainer, (CLEANER,) if datasets else (CLEANER, MANAGER))
-        if self.cluster.request:
+        if self.cluster.request or self.cluster.embedded:  # whose one node is all that there is
             private.leave_out_requests(trainer)
         return trainer
 

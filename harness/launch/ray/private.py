@@ -183,7 +183,8 @@ def draining_nodes() -> set[str]:
 
 
 def leave_out_requests(trainer: object) -> None:
-    """Have Ray Train request no nodes for a trainer's workers: the run holds one request for all of its groups.
+    """Have Ray Train request no nodes for a trainer's workers: the run holds one request for all of its groups, or
+    there is one node alone, where the actor for requests would take over a second of the run's start.
 
     Without these names it requests them too, and the autoscaler may start more nodes than any group needs.
     """
