@@ -15,8 +15,8 @@ SIZES = ("small", "medium", "large")
 class BuiltinWorkload(NamedTuple):
     """A built-in workload: ``module:ClassName``, data and models; a grid that names none has the first data, ``model``.
 
-    ``folders``: whether data may be the path of a folder, too. ``emulated``: whether its layers wait instead of
-    computing.
+    ``folders``: whether data may be the path of a folder, too; ``decodes``: whether each sample of that is a file to
+    decode. ``emulated``: whether its layers wait instead of computing.
     """
 
     location: str
@@ -25,6 +25,7 @@ class BuiltinWorkload(NamedTuple):
     data_names: Sequence[str]
     models: Sequence[str]
     folders: bool = False
+    decodes: bool = False
     emulated: bool = False
 
     @property
@@ -54,6 +55,7 @@ BUILTIN_WORKLOADS: Mapping[str, BuiltinWorkload] = {
             *("resnet18", "resnet34", "resnet50", "resnet101", "resnet152"),
         ),
         folders=True,
+        decodes=True,
     ),
     "conv_stack": BuiltinWorkload(
         "harness.train.workloads.conv_stack:ConvStack",

@@ -98,6 +98,7 @@ _DEVICES = (
     # one of the two cards: 60 TFLOP/s in fp32, and 835 in tf32 with sparsity, by NVIDIA's page
     KnownDevice("H100-94GB-NVL", 94, ("NVIDIA H100 NVL",), _H100_NVL, {"fp32": 60.0, "tf32": 417.5, "bf16": 835.0}),
     KnownDevice("H200-141GB", 141, ("NVIDIA H200",), _H200, _HOPPER),
+    # the NVL and the GH200: the sources above give no figures, and clocks other than those of the H200's board
     KnownDevice("H200-141GB-NVL", 141, ("NVIDIA H200 NVL",)),
     KnownDevice("H20-96GB", 96, ("NVIDIA H20",), _H20, {"bf16": 148.0}),
     KnownDevice("GH200-96GB", 96, ("NVIDIA GH200 480GB",)),

@@ -432,10 +432,11 @@ LrScaling = Literal["none", "linear", "sqrt"]
 class Loader(Strict):
     """Options of the data loader, the same for every strategy. A list is an axis.
 
-    ``workers``: worker processes of each device; dp, whose one process drives n devices, has n times as many.
+    ``workers``: worker processes of each device; dp, whose one process drives n devices, has n times as many. null, the
+    default: the cores of a GPU less one if its data set decodes a file for each sample, else none.
     """
 
-    workers: Axis[Annotated[int, Field(ge=0, le=256)]] = (0,)
+    workers: Axis[Annotated[int, Field(ge=0, le=256)] | None] = (None,)
     pin_memory: Axis[bool] = (True,)
     prefetch_factor: Axis[Annotated[int, Field(ge=1, le=1024)]] = (2,)
 

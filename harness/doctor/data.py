@@ -15,10 +15,19 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 from harness.doctor.facts import Steps
 from harness.doctor.subject import Case, Check, Subject
 from harness.plan import checks
-from harness.plan.cell import Cell, int_option
+from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.known_errors import remedy
-from harness.train.loader import Generators, Key, NoDigest, SeededDataset, end_with_trainer, epoch_shares, value_digest
+from harness.train.loader import (
+    Generators,
+    Key,
+    NoDigest,
+    SeededDataset,
+    end_with_trainer,
+    epoch_shares,
+    value_digest,
+    workers_of,
+)
 from harness.train.workloads import SizedDataset
 
 MOST = 200_000
@@ -310,7 +319,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
 
     First of all checks: what this process opens before is not open when a trial's workers are forked.
     """
-    workers, train = int_option(subject.cell.loader, "workers", 0), subject.datasets[0]
+    train = subject.datasets[0]
+    workers = workers_of(subject.cell.loader, subject.device.type, train)
     if not workers or subject.cell.data == "synthetic_device":
         return ByWorkers()
     size, digests = len(train), _Digests(SeededDataset(train, subject.seed))

@@ -18,7 +18,7 @@ from harness.measure.window import elapsed_s
 from harness.plan.cell import int_option, place
 from harness.plan.checks import THREADS, Finding, join_names
 from harness.plan.checks import judge_threads as judge_node
-from harness.train.loader import Batches, endless_shares
+from harness.train.loader import Batches, endless_shares, workers_of
 from harness.train.ranks import Ranks, crowded, pinned, processors
 from harness.train.workloads import collate_of
 
@@ -42,12 +42,13 @@ SIDE, SIDE_ON_GPU, PRODUCTS = 128, 2048, 100
 class Rate:
     """Seconds a sample of all ranks' loaders. ``complete``: False if time was up, so that they are an upper bound.
 
-    ``processors``: the node's processors that this process may use, over the node's devices.
+    ``processors``: the node's processors that this process may use, over the node's devices. ``workers``: of a device.
     """
 
     sample_s: float
     complete: bool = True
     processors: int = 1
+    workers: int = 0
 
 
 def observe(subject: Subject) -> Rate | None:
@@ -59,9 +60,11 @@ def observe(subject: Subject) -> Rate | None:
     collate = collate_of(subject.workload)
     loader = Batches(subject.datasets[0], seed=subject.seed, ranks=ranks, options=cell.loader, collate=collate)
     shares = endless_shares(subject.training_samples, batch, subject.seed, ranks.rank, ranks.world_size)
-    workers = int_option(cell.loader, "workers", 0) * subject.replicas
-    batch_s, complete = time_batches(loader.of(shares), workers, int_option(cell.loader, "prefetch_factor", 2))
-    return Rate(batch_s / batch, complete, processors() // (cell.devices // cell.nodes))
+    workers = workers_of(cell.loader, subject.device.type, subject.datasets[0])
+    batch_s, complete = time_batches(
+        loader.of(shares), workers * subject.replicas, int_option(cell.loader, "prefetch_factor", 2)
+    )
+    return Rate(batch_s / batch, complete, processors() // (cell.devices // cell.nodes), workers)
 
 
 def time_batches(
@@ -93,7 +96,7 @@ def judge(seen: Sequence[Rate | None], case: Case) -> Iterator[Finding]:
     slowest, model = _slowest(seen), _step_s(case) / case.cell.global_batch_size
     if slowest is None or slowest.sample_s <= MARGIN * model:
         return
-    workers = int_option(case.cell.loader, "workers", 0)
+    workers = slowest.workers
     rates = f"loader alone, {workers} workers a device: {_format(slowest)}; model alone: {1 / model:,.0f} samples/s"
     if not slowest.complete:
         means = f"perhaps loader-bound: no steady rate of the loader within {LIMIT_S:.0f} s"

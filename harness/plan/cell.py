@@ -176,10 +176,10 @@ ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str)
 
 
 def int_option(options: Options, name: str, default: int) -> int:
-    """Return an option that the validation of the file has made an integer."""
-    value = options.get(name, default)
-    assert isinstance(value, int)
-    return value
+    """Return an option that the validation of the file has made an integer, or left out (null)."""
+    value = options.get(name)
+    assert value is None or isinstance(value, int)
+    return default if value is None else value
 
 
 def share_of(global_batch_size: int, devices: int) -> int | None:

@@ -221,6 +221,9 @@ def _cell(
         options = {**options, "training": {**options.get("training", {}), MOST_MICRO_BATCH: per_device}}
     unchanged: Json = {name: point[name] for name in (*TAKEN, *PLAIN_AXES)}
     unchanged |= {field: options.get(section, {}) for section, field in SHARED_SECTIONS.items()}
+    loader = unchanged["loader"]
+    if machine.device == "cpu" and loader.get("workers", 0) is None:  # beside a GPU the data set decides
+        unchanged["loader"] = {**loader, "workers": 0}
     cell = Cell(
         workload=experiment.workload,
         device=machine.device,

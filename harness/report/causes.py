@@ -350,7 +350,7 @@ def _is_idle(cell: Row, cores: int, context: Context) -> bool:
     """
     trials, ranks = context.table("trials"), context.table("ranks")
     own = ranks[ranks["trial_id"].isin(trials.loc[trials["cell_id"] == cell.cell_id, "trial_id"])]
-    processes = 1 + number((cell.get("options") or {}).get("loader.workers", 0))
+    processes = 1 + number((cell.get("options") or {}).get("loader.workers") or 0)
     used = min(processes, cores * cell.nodes / cell.devices)
     return bool(own["own_cpu_s"].sum() < IDLE * used * own["watched_s"].sum())
 

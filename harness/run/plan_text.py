@@ -10,8 +10,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.analysis.common import grouped, order
+from harness.config.builtin_workloads import BUILTIN_WORKLOADS
 from harness.config.values import GIB, MIB
-from harness.plan.cell import format_gpu_ids, place
+from harness.plan.cell import Cell, format_gpu_ids, place
 from harness.plan.comparison import axes_of, options_text
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
@@ -85,21 +86,23 @@ def plan_lines(plan: Plan) -> list[str]:
 
 
 def _loader_lines(plan: Plan) -> list[str]:
-    """Return the line on cells whose GPUs wait while their own process decodes the files of a folder, if there are any.
-
-    The default stays the same on every machine, for a cell's id holds it; how many workers are needed, the doctor says.
-    """
+    """Return the line on loader workers that the file leaves to the harness, if there may be any."""
     cells = {trial.cell for trial in plan.trials if trial.timed or trial.kind == "convergence"}
     on_gpus = [cell for cell in cells if cell.device == "cuda" and not cell.traits.own_program]
-    slow = [cell for cell in on_gpus if "/" in (cell.data or "") and not cell.loader["workers"]]
-    if not slow:
+    left = [cell for cell in on_gpus if cell.loader["workers"] is None and _may_decode(cell)]
+    if not left:
         return []
     most = max(1, plan.machine.threads_per_device - 1)
     return [
-        f"Loader: {plural(len(slow), 'cell')} on GPUs decode the files of a folder without loader workers; each device "
-        f"has {plural(plan.machine.threads_per_device, 'core')}. loader.workers: [0, {most}] in the grid compares; the "
-        "doctor measures how many keep up with the model."
+        f"Loader: {plural(len(left), 'cell')} on GPUs have {plural(most, 'loader worker')} a device, its cores less "
+        "one, if their data set decodes a file for each sample, else none. loader.workers: "
+        f"[0, {most}] in the grid compares; the doctor measures how many keep up with the model."
     ]
+
+
+def _may_decode(cell: Cell) -> bool:
+    builtin = BUILTIN_WORKLOADS.get(cell.workload)
+    return builtin is None or (builtin.decodes and "/" in (cell.data or ""))
 
 
 def _numbers(plan: Plan) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 import random
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -206,11 +207,34 @@ def _mix(seed: int, epoch: int, index: int) -> int:
     return (value ^ (value >> 31)) >> 1
 
 
+def workers_of(options: Options, device_type: str, dataset: object) -> int:
+    """Return the loader's worker processes of each device: the file's number, or that which its data need.
+
+    That is not in a cell's id, which is the same on machines of other cores: as many as torch's threads less one, for a
+    device has a thread on each of its cores.
+    """
+    needed = max(1, torch.get_num_threads() - 1) if device_type == "cuda" and decodes(dataset) else 0
+    return int_option(options, "workers", needed)
+
+
+def decodes(dataset: object) -> bool:
+    """Return whether a data set reads and decodes a file for each sample.
+
+    So do torchvision's that hold no samples in memory, as ``data``, and those of Hugging Face with images or sound.
+    """
+    while isinstance(dataset, Subset):
+        dataset = dataset.dataset
+    vision, features = sys.modules.get("torchvision.datasets"), getattr(dataset, "features", None)
+    if vision and isinstance(dataset, vision.VisionDataset):
+        return not hasattr(dataset, "data")
+    return isinstance(features, Mapping) and any(getattr(each, "decode", False) for each in features.values())
+
+
 class Batches:
     """The batches of shares, on the host; the worker processes live on from one pass over shares to the next.
 
-    ``options``: workers of each device, pin_memory, prefetch_factor. A pass loads no batch of the pass after it. With
-    several micro-batches, each share yields them one by one.
+    ``options``: workers of each device (``workers_of``), pin_memory, prefetch_factor. A pass loads no batch of the pass
+    after it. With several micro-batches, each share yields them one by one.
     """
 
     def __init__(
@@ -223,7 +247,7 @@ class Batches:
         collate: Collate | None = None,
         micro_batches: int = 1,
     ) -> None:
-        workers = int_option(options, "workers", 0) * len(ranks.devices)
+        workers = workers_of(options, ranks.devices[0].type, dataset) * len(ranks.devices)
         self._micro_batches, self._keys = micro_batches, _Keys()
         self._loader: DataLoader[object] = DataLoader(
             _CollatedDataset(dataset, seed, collate),

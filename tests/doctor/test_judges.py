@@ -216,7 +216,7 @@ def test_a_limiting_loader_is_reported_with_both_rates() -> None:
     finding = only(found, seen="workers a device: 100 samples/s")
     assert "model alone: 1,000" in finding.seen and finding.advice.startswith("set loader.workers to 10, ")
     cheaper = "make samples cheaper (40 workers a device, for which it has 10 processors)"
-    finding = only(speed.judge([rate], case(loader={"workers": 4}, steps=one)))
+    finding = only(speed.judge([replace(rate, workers=4)], case(steps=one)))
     assert finding.advice == f"{cheaper}, or measure with data: synthetic_device"
     unknown = speed.judge([speed.Rate(0.01, complete=False)], case(steps=one))
     finding = only(unknown, "note", seen="at least 100 samples/s", means="perhaps")

@@ -200,3 +200,14 @@ def test_figures_of_epochs_need_trainings_and_are_of_their_batch() -> None:
     settings = {"epochs": 1, "seeds": 0, "global_batch_size": 32, "only": {"optimizer.lr": 0.1}}
     trained = entry("val_loss", strategy="ddp", devices=2, global_batch_size=32)
     plan_of(MANY, published=[trained], convergence=settings)
+
+
+def test_loader_workers_that_the_file_leaves_open_are_none_on_a_cpu_and_the_data_sets_beside_a_gpu() -> None:
+    """On a CPU a cell has the id of one whose file says 0; on GPUs the same id whatever their cores."""
+    for inventory, workers in ((laptop(), 0), (gpu_cluster(), None)):
+        (cell,) = {
+            trial.cell for trial in plan_of({"strategy": "single", "per_device_batch_size": 8}, inventory).trials
+        }
+        assert cell.loader["workers"] == workers
+        explicit = plan_of({"strategy": "single", "per_device_batch_size": 8, "loader.workers": 0}, inventory)
+        assert ({trial.cell.id for trial in explicit.trials} == {cell.id}) is (workers == 0)

@@ -19,15 +19,18 @@ def test_a_plan_of_many_nodes_says_that_all_of_them_import_at_once(
     assert [line for line in lines if "import" in line and line.startswith(warned)] == lines[-1:] * bool(warned)
 
 
-def test_on_gpus_cells_that_decode_files_without_loader_workers_are_named() -> None:
-    def lines(inventory: Inventory, **grid: object) -> list[str]:
+def test_on_gpus_the_loader_workers_that_the_file_leaves_open_are_named() -> None:
+    def lines(inventory: Inventory, workload: str = "image_classification", **grid: object) -> list[str]:
         axes = {"data": ["/images", "digits"], "strategy": ["single", "ddp"], "per_device_batch_size": 8, **grid}
-        return [line for line in plan_lines(plan_of(axes, inventory)) if line.startswith("Loader: ")]
+        plan = plan_of(axes, inventory, workload=workload)
+        return [line for line in plan_lines(plan) if line.startswith("Loader: ")]
 
     (line,) = lines(gpu_cluster())
-    assert line.startswith("Loader: 2 cells on GPUs decode the files of a folder without loader workers; each device")
-    assert "has 8 cores. loader.workers: [0, 7] in the grid compares" in line
+    assert line.startswith("Loader: 2 cells on GPUs have 7 loader workers a device, its cores less one, if their data")
+    assert "loader.workers: [0, 7] in the grid compares" in line
     assert lines(laptop()) == lines(gpu_cluster(), data="digits") == lines(gpu_cluster(), **{"loader.workers": 2}) == []
+    assert lines(gpu_cluster(), "language_model", data="/texts") == []
+    assert lines(gpu_cluster(), "mine:Own", data="x")
 
 
 def test_a_rule_that_excludes_nothing_is_named() -> None:

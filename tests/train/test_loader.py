@@ -7,19 +7,31 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import chain, islice
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from torch.utils.data import Dataset
+import torchvision.datasets
+from torch.utils.data import Dataset, Subset
 
 from harness.train import loader
-from harness.train.loader import Batches, SeededDataset, Share, endless_shares, epoch_order, epoch_shares
+from harness.train.loader import (
+    Batches,
+    SeededDataset,
+    Share,
+    decodes,
+    endless_shares,
+    epoch_order,
+    epoch_shares,
+    workers_of,
+)
 from harness.train.ranks import Ranks
 
 CPU = torch.device("cpu")
@@ -55,6 +67,43 @@ def test_the_shares_of_all_ranks_are_the_global_batches(samples: int, batch: int
         assert {part[step].global_samples for part in parts} == {share.samples}
         sizes = [part[step].samples for part in parts]
         assert max(sizes) - min(sizes) <= 1
+
+
+class Memory(torchvision.datasets.VisionDataset):
+    """Holds its samples, as CIFAR-10."""
+
+    data: Any = ()
+
+
+def photos(root: Path) -> torchvision.datasets.ImageFolder:
+    (root / "a").mkdir()
+    (root / "a" / "0.png").touch()
+    return torchvision.datasets.ImageFolder(str(root))
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (photos, True),
+        (lambda root: Subset(Subset(photos(root), [0]), [0]), True),
+        (lambda root: Memory(str(root)), False),
+        (lambda root: Numbers(3), False),
+        (lambda root: SimpleNamespace(features={"image": SimpleNamespace(decode=True), "label": 3}), True),
+        (lambda root: SimpleNamespace(features={"text": object()}), False),
+        (lambda root: SimpleNamespace(features=torch.zeros(3)), False),
+    ],
+)
+def test_beside_a_gpu_data_that_decode_files_have_workers_by_its_cores(
+    make: Callable[[Path], Any], expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = make(tmp_path)
+    assert decodes(dataset) is expected
+    monkeypatch.setattr(loader.torch, "get_num_threads", lambda: 8)
+    assert workers_of({"workers": None}, "cuda", dataset) == workers_of({}, "cuda", dataset) == 7 * expected
+    assert workers_of({}, "cpu", dataset) == 0
+    assert [workers_of({"workers": number}, "cuda", dataset) for number in (0, 3)] == [0, 3]
+    monkeypatch.setattr(loader.torch, "get_num_threads", lambda: 1)
+    assert workers_of({}, "cuda", dataset) == int(expected)
 
 
 def test_an_epoch_has_each_sample_once_a_shorter_last_batch_and_an_order_of_its_own() -> None:
