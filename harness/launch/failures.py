@@ -20,6 +20,7 @@ COLLATERAL = (
     "connection reset",
     "connection refused",
     "connection was closed",
+    "connection was likely closed",
     "broken pipe",
     "pair closure",
     "remote process exited",
@@ -28,9 +29,10 @@ COLLATERAL = (
     "timed out waiting",
     "connect timeout",
     "timed out connecting",
+    "wait timeout after",
 )
 """Messages of a healthy rank's collective when a peer is gone."""
-COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistError")
+COLLATERAL_TYPES = ("RuntimeError", "DistBackendError", "DistNetworkError", "DistStoreError", "DistError")
 OUT_OF_MEMORY = ("OutOfMemoryError", "MemoryError")
 ENDED_FOR_MEMORY = ("low on memory", "NODE_OUT_OF_MEMORY", "memory pressure")
 """Messages of Ray when its memory monitor killed a worker."""

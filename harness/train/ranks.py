@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from collections.abc import Hashable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +24,47 @@ Cache = MutableMapping[Hashable, Any]
 """What a process keeps from one trial to the next: data sets, peaks, counts, rules."""
 
 
+class StoreExchange:
+    """Collectives of Python values through a store, to which each rank holds one connection.
+
+    gloo connects a rank with about log n others of n, and the first with all. A rank whose peer has ended waits until
+    the store's timeout, or until its group is ended.
+    """
+
+    def __init__(self, store: Any, rank: int, size: int) -> None:
+        self._store, self._rank, self._size, self._number = store, rank, size, 0
+        self._sent: list[str] = []
+        """Keys of broadcasts, which the others may not have read yet."""
+
+    def broadcast(self, value: T) -> T:
+        key = self._key()
+        if self._rank:
+            received: T = pickle.loads(self._store.get(key))  # from our own ranks
+            return received
+        self._store.set(key, pickle.dumps(value))
+        self._sent.append(key)
+        return value
+
+    def gather_to_first(self, value: T) -> list[T]:
+        key = self._key()
+        if self._rank:
+            self._store.set(f"{key}/{self._rank}", pickle.dumps(value))
+            return [value]
+        keys = [f"{key}/{rank}" for rank in range(1, self._size)]
+        values = [value, *map(pickle.loads, self._store.multi_get(keys))]
+        for read in (*keys, *self._sent):  # whoever is here has read what was sent before
+            self._store.delete_key(read)
+        self._sent.clear()
+        return values
+
+    def _key(self) -> str:
+        self._number += 1
+        return f"exchange/{self._number}"
+
+
 @dataclass(frozen=True)
 class Ranks:
-    """This rank, its node and its devices. Its collectives use the CPU backend (gloo)."""
+    """This rank, its node and its devices. Its collectives use the CPU backend (gloo), or a store between nodes."""
 
     rank: int
     world_size: int
@@ -36,6 +75,8 @@ class Ranks:
     devices: tuple[torch.device, ...]
     group: dist.ProcessGroup | None = None
     """The process group of its collectives; None: the default one."""
+    exchange: StoreExchange | None = None
+    """What its collectives use in place of a process group."""
 
     @property
     def first(self) -> bool:
@@ -49,6 +90,8 @@ class Ranks:
         """Return rank 0's value on every rank."""
         if self.world_size == 1:
             return value
+        if self.exchange:
+            return self.exchange.broadcast(value)
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self.group, device=torch.device("cpu"))
         return box[0]
@@ -57,6 +100,8 @@ class Ranks:
         """Return every rank's value, in the order of the ranks, on every rank."""
         if self.world_size == 1:
             return [value]
+        if self.exchange:
+            return self.broadcast(self.gather_to_first(value))
         values: list[T] = [value] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
@@ -65,12 +110,16 @@ class Ranks:
         """Return every rank's value, in the order of the ranks, on rank 0; on the others only their own."""
         if self.world_size == 1:
             return [value]
+        if self.exchange:
+            return self.exchange.gather_to_first(value)
         values: list[T] = [value] * self.world_size if self.first else [value]
         dist.gather_object(value, values if self.first else None, dst=0, group=self.group)
         return values
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum over the ranks."""
+        if self.exchange:
+            return [sum(column) for column in zip(*self.gather(values), strict=True)]
         total = torch.tensor(values, dtype=torch.float64)
         if self.world_size > 1:
             dist.all_reduce(total, group=self.group)
@@ -83,7 +132,8 @@ def connecting_on_use(backend: str) -> Iterator[None]:
 
     By default it connects each rank with all others at once: with n ranks n (n - 1) / 2 sockets, most of them unused,
     since a collective's ring and tree need about log n for each rank. Only for a ``backend`` with NCCL, beside which
-    gloo has the harness's own small messages: with gloo alone connections would fall into the training.
+    gloo has the harness's own small messages on one node, and between nodes those of a doctor's checks: with gloo alone
+    connections would fall into the training.
     """
     # the user's own groups are made as ever
     with variables({"TORCH_GLOO_LAZY_INIT": "1"} if "nccl" in backend else {}):

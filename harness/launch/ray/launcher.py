@@ -11,11 +11,13 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
 import ray
 import torch
+import torch.distributed as dist
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig, get_context
 from ray.train.torch import TorchTrainer, get_devices
 from ray.util import placement_group_table, remove_placement_group
@@ -23,6 +25,7 @@ from ray.util.placement_group import PlacementGroup
 
 from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
+from harness.config.sections import Limits
 from harness.errors import ClusterLostError, WorkloadError
 from harness.launch.failures import (
     blamed,
@@ -51,7 +54,7 @@ from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.process import in_thread, variables
 from harness.system.scratch import Scratch
 from harness.system.user_code import CodeVersion, load_from
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, StoreExchange
 
 CLEANER, MANAGER = "PlacementGroupCleanerCallback", "DatasetsCallback"
 """Ray's callbacks that a run does without: one that frees the resources of a controller that died, which Ray does
@@ -108,15 +111,23 @@ def _ranks(job: Job, process: Registration) -> Ranks:
     devices = devices_of(job.group, context.get_local_rank(), get_devices() if on_gpus else ())
     if on_gpus and not job.experiment.programs:  # whose own processes use the GPU
         torch.cuda.set_device(devices[0])
+    rank, size = process.rank, context.get_world_size()
     return Ranks(
-        rank=process.rank,
-        world_size=context.get_world_size(),
+        rank=rank,
+        world_size=size,
         local_rank=context.get_local_rank(),
         node_rank=context.get_node_rank(),
         node_id=process.node_id,
         address=ray.util.get_node_ip_address(),
         devices=devices,
+        exchange=_store_exchange(rank, size, job.experiment.limits) if job.group.placement.nodes > 1 else None,
     )
+
+
+def _store_exchange(rank: int, size: int, limits: Limits) -> StoreExchange:
+    """Return the collectives of ranks on several nodes, through a connection of their own to the store of rank 0."""
+    place, timeout = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timedelta(seconds=limits.collective_s)
+    return StoreExchange(dist.TCPStore(*place, is_master=False, timeout=timeout), rank, size)  # type: ignore[attr-defined]
 
 
 @dataclass

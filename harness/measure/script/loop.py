@@ -76,7 +76,7 @@ def _run(function: Callable[..., object], config: Mapping[str, object], recorder
 def _own_group(ranks: Ranks) -> Iterator[Ranks]:
     """Give the thread that follows a process group of its own, beside which the loop uses the default one."""
     group: Any = None
-    if ranks.world_size > 1:
+    if ranks.world_size > 1 and not ranks.exchange:
         with connecting_on_use(dist.get_backend_config()):
             group = dist.new_group(backend="gloo")
     yield replace(ranks, group=group)
