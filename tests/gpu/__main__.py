@@ -20,7 +20,8 @@ from tests.gpu.setting import KEPT
 
 MINUTES, MINUTES_EACH = 8.0, 4.0
 """The time limit on one GPU or on a CPU, and what is added for more GPUs."""
-BESIDE = 4
+BESIDE = 8
+"""The most claims side by side; on a GPU each has two cores, for its process or the processes of its run."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -77,12 +78,12 @@ def _machine(device: str) -> tuple[Machine, dict[str, str]]:
     facts = {"python": platform.python_version(), "torch": torch.__version__}
     cores = len(os.sched_getaffinity(0))
     if device == "cpu":
-        return Machine("cpu", 0, beside=max(1, min(BESIDE, cores))), {"device": "cpu", **facts}
+        return Machine("cpu", 0, beside=max(1, min(BESIDE // 2, cores))), {"device": "cpu", **facts}
     if not torch.cuda.is_available():
         raise ValueError("--device cuda: torch sees no GPU here; allowed: --device cpu")
     count = torch.cuda.device_count()  # asks NVML: this process makes no context of its own
     facts |= {"CUDA": str(torch.version.cuda), "GPUs": str(count)}
-    return Machine("cuda", count, beside=max(1, min(BESIDE, cores // 4))), facts
+    return Machine("cuda", count, beside=max(1, min(BESIDE, cores // 2))), facts
 
 
 def _say(text: str) -> None:

@@ -65,7 +65,8 @@ def run_all(claims: Sequence[Claim], machine: Machine, until: float) -> Iterator
         else:
             possible.append(claim)
     with ThreadPoolExecutor(machine.beside) as pool:
-        beside = [pool.submit(run_one, claim, machine.device, until) for claim in possible if not claim.alone]
+        longest = sorted((claim for claim in possible if not claim.alone), key=lambda claim: -claim.takes_s)  # first
+        beside = [pool.submit(run_one, claim, machine.device, until) for claim in longest]
         yield from (future.result() for future in as_completed(beside))
     yield from (run_one(claim, machine.device, until) for claim in possible if claim.alone)
 

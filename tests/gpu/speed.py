@@ -40,7 +40,7 @@ def overhead(device: torch.device) -> Verdict:
         return verdict_of([one_process(["small MLP"], 7, 0.05, device)], cuda=False)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "figures.json"
-        short = ["--device", "cuda", "--processes", "3", "--pairs", "15", "--window", "0.1", "--json", str(file)]
+        short = ["--device", "cuda", "--processes", "2", "--pairs", "15", "--window", "0.1", "--json", str(file)]
         command = [sys.executable, "-m", "tests.benchmarks.overhead", *short]
         done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         if not file.exists():

@@ -12,22 +12,31 @@ import subprocess
 import sys
 import time
 import tomllib
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
+import torch
+import yaml
 
+from harness.config.load import parse_experiment
+from harness.measure.telemetry import Reading, summarise
+from harness.plan.inventory import Inventory, Node
+from harness.plan.planner import make_plan
+from harness.plan.rows import POWER_CAP
 from harness.record.schema import table_of
 from tests.gpu import __main__ as command
-from tests.gpu import modules, one, runner, setting, table
-from tests.gpu.claims import CLAIMS, Claim, named
+from tests.gpu import clocks, hardware, modules, one, runner, setting, table
+from tests.gpu.claims import CLAIMS, Claim, named, one_after_another_s
 from tests.gpu.runner import Done, Machine, run_all, run_one
+from tests.gpu.runs import HUNGRY, NEVER_NULL, ONE_BLOCK, WORKLOAD, nulls_of
 from tests.gpu.verdict import NotRun, Verdict, judged
 
-CLAIM = Claim("a claim", "own:claim", limit_s=10.0)
+CLAIM = Claim("a claim", "own:claim")
 
 
 def forever() -> float:
@@ -44,7 +53,10 @@ def test_each_claim_has_a_function_that_takes_its_arguments(claim: Claim) -> Non
 
 def test_each_claim_has_a_name_of_its_own_by_which_it_is_selected() -> None:
     assert len({claim.name for claim in CLAIMS}) == len(CLAIMS)
-    assert {claim.name for claim in named(["fsdp, bf16", "energy"])} == {"dtypes: fsdp, bf16", "NVML's energy"}
+    assert {claim.name for claim in named(["fsdp, bf16", "nvidia"])} == {
+        "dtypes: fsdp, bf16",
+        "NVML against nvidia-smi",
+    }
     assert named([]) == list(CLAIMS)
     with pytest.raises(ValueError, match="--only: got 'energie'"):
         named(["energie"])
@@ -111,18 +123,79 @@ def test_what_a_claim_has_read_is_kept_and_what_is_too_large_is_left_out(
     assert max(path.stat().st_size for path in tmp_path.iterdir()) < setting.MOST_KEPT_BYTES
 
 
-def test_every_figure_of_the_second_call_has_a_prediction() -> None:
-    without = {claim.function for claim in CLAIMS if claim.alone and claim.gpus == 1 and not claim.expected}
-    assert without == {"memory:cublas_on_a_full_gpu", "runs:out_of_memory", "runs:device_assert"}, (
-        "outcomes, no figures"
-    )
+@pytest.mark.parametrize(
+    ("model", "share", "status"),
+    [("NVIDIA H100 80GB HBM3", 0.8, "pass"), ("NVIDIA H100 80GB HBM3", 0.5, "FAIL"), ("a new GPU", 0.8, "not run")],
+)
+def test_measured_peaks_are_judged_by_the_table(
+    monkeypatch: pytest.MonkeyPatch, model: str, share: float, status: str
+) -> None:
+    stated = {"fp32": 67e12, "tf32": 494.5e12, "bf16": 989.5e12}
+    monkeypatch.setattr(hardware, "measured_peak", lambda device, name, seconds: share * stated[name])
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda device: 0)
+    monkeypatch.setattr("torch.cuda.get_device_name", lambda device: model)
+    assert one.verdict_of(replace(CLAIM, function="hardware:peak_products"), "cuda").status == status
+
+
+def test_lines_of_nvidia_smi_are_read_beside_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\nwhile :; do echo 412.31, 1980, 0x0000000000000004; sleep 0.05; done\n")
+    script.chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid="a"))
+    with clocks.printed_by_nvidia_smi(torch.device("cuda", 0)) as lines:
+        time.sleep(0.5)
+    assert clocks.numbers_of(lines)[0] == (412.31, 1980.0, "0x0000000000000004")
+    assert clocks.numbers_of(["[N/A], 1980, 0x0", 'Field "clocks.sm" is not a valid field to query.']) == []
+
+
+def test_kept_readings_give_the_columns_again() -> None:
+    before = Reading(1_000, 500.0, 0.9, 1980, 1980, 60, (), (7,), (0, 0))
+    after = replace(before, energy_mj=9_001_000, throttle=(POWER_CAP,), held_ns=(10**9, 0))
+    again = [Reading(**json.loads(json.dumps(asdict(reading)))) for reading in (before, after)]
+    columns = [summarise([a], [b], seconds=12.0, shared=False, samples=100) for a, b in ((before, after), again)]
+    assert columns[0] == columns[1] and columns[1]["power_w"] == 750.0
+
+
+def test_every_claim_has_a_prediction_beside_its_figures() -> None:
+    assert [claim.name for claim in CLAIMS if not claim.expected] == []
     done = Done(replace(CLAIM, expected="1.0"), judged(True, "ratio 0.9"), 3.0)
     assert "ratio 0.9 (expected: 1.0)" in " ".join(table.lines_of(done).split())
 
 
-def test_what_a_run_on_gpus_must_have_is_in_its_tables() -> None:
-    from tests.gpu.runs import NEVER_NULL
+@pytest.mark.parametrize("part", [1, 2])
+def test_each_of_two_calls_fits_its_minutes_on_one_gpu(part: int) -> None:
+    """By predicted seconds; limits, which are twice as long and more, end what hangs."""
+    claims = [claim for claim in CLAIMS if claim.part == part and claim.gpus == 1]
+    assert one_after_another_s(claims, command.BESIDE) <= 60 * command.MINUTES
+    assert all(2 * claim.takes_s <= claim.limit_s <= 60 * command.MINUTES for claim in claims)
+    assert one_after_another_s([replace(CLAIM, takes_s=8), replace(CLAIM, takes_s=3, alone=True)], 4) == 5
 
+
+def test_the_trial_that_fills_the_device_is_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "hungry.py").write_text(WORKLOAD)
+    monkeypatch.syspath_prepend(tmp_path)
+    content = yaml.safe_load(HUNGRY.replace("LAUNCHER", "ray") + ONE_BLOCK)
+    plan = make_plan(parse_experiment(content, source="test"), Inventory((Node("a", "", "a", cores=1, gpus=1),)))
+    (group,) = plan.groups
+    assert [trial.cell.workload_options["blocks"] for trial in group.trials] == [100_000, 1]
+
+
+def test_columns_with_a_null_and_empty_tables_are_named() -> None:
+    rows = {name: pd.DataFrame({column: [1.0, 2.0] for column in columns}) for name, columns in NEVER_NULL.items()}
+    rows["trials"] = rows["trials"].assign(trial_id=["timed", "doctor"], kind=["throughput", "diagnostic"])
+    rows["ranks"] = rows["ranks"].assign(trial_id=["timed", "doctor"])
+    assert nulls_of(SimpleNamespace(**rows)) == []
+    rows["ranks"].loc[1, "power_w"] = None  # of an examination, which reads no power
+    rows["cells"].loc[1, "mfu"] = None
+    rows["gpus"] = rows["gpus"].iloc[:0]
+    empty = [("gpus", name) for name in NEVER_NULL["gpus"]]
+    assert nulls_of(SimpleNamespace(**rows)) == [("cells", "mfu"), *empty]
+    rows["ranks"].loc[0, "power_w"] = None
+    assert ("ranks", "power_w") in nulls_of(SimpleNamespace(**rows))
+
+
+def test_what_a_run_on_gpus_must_have_is_in_its_tables() -> None:
     assert all(set(names) <= set(table_of(table).names) for table, names in NEVER_NULL.items())
 
 
@@ -135,7 +208,8 @@ ENDS = {"abort": "killed by signal 6", "leave": "left with exit code 3", "hang":
 def test_a_crash_or_a_hang_costs_one_line(monkeypatch: pytest.MonkeyPatch, end: str, device: str) -> None:
     code = f"from tests.gpu import ends; ends.{end}(None)"
     monkeypatch.setattr(runner, "command_of", lambda claim, device, file: [sys.executable, "-c", code])
-    claim = replace(CLAIM, function=f"ends:{end}", limit_s=2.0 if end == "hang" else 30.0)
+    monkeypatch.setattr("tests.gpu.claims.START_S", 0.0)
+    claim = replace(CLAIM, function=f"ends:{end}", takes_s=1.0 if end == "hang" else 15.0)
     done = run_one(claim, device, forever())
     assert done.verdict == Verdict("FAIL", ENDS[end])
     assert done.output == "last words\n"
@@ -213,13 +287,15 @@ def test_without_a_gpu_there_is_one_error(monkeypatch: pytest.MonkeyPatch, capsy
 
 
 @pytest.mark.slow
-def test_the_acceptance_on_a_cpu(tmp_path: Path) -> None:
-    asked = [sys.executable, "-m", "tests.gpu", "--device", "cpu", "--output", str(tmp_path), "--minutes", "9"]
-    done = subprocess.run(asked, cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
+@pytest.mark.parametrize("part", [1, 2])
+def test_the_acceptance_on_a_cpu(tmp_path: Path, part: int) -> None:
+    asked = ["--part", str(part), "--device", "cpu", "--output", str(tmp_path), "--minutes", "9"]
+    started = [sys.executable, "-m", "tests.gpu", *asked]
+    done = subprocess.run(started, cwd=runner.ROOT, capture_output=True, text=True, timeout=580)
     assert done.returncode == 0, done.stdout[-6000:]
     rows = json.loads((tmp_path / "acceptance.json").read_text())["claims"]
     found = {row["claim"]: row["status"] in ("pass", "measured") for row in rows}
-    assert found == {claim.name: claim.cpu for claim in CLAIMS}, rows
+    assert found == {claim.name: claim.cpu for claim in CLAIMS if claim.part == part}, rows
 
 
 @pytest.mark.gpu
