@@ -368,6 +368,16 @@ def test_the_installed_ray_has_the_names() -> None:
         ("ray._private.auto_init_hook", "enable_auto_connect"),
         ("ray.train.v2._internal.execution.callback", "WorkerGroupCallback"),
         ("ray.train.torch", "TorchTrainer"),
+        ("ray._private.state", "state"),
+        ("ray._private.state", "actors"),
+        ("ray._private.worker", "global_worker"),
+        ("ray._raylet", "GcsClient"),
+        ("ray.core.generated.autoscaler_pb2", "GetClusterStatusReply"),
+        (
+            "ray.data._internal.cluster_autoscaler.default_autoscaling_coordinator",
+            "get_or_create_autoscaling_coordinator",
+        ),
+        ("ray.train.v2._internal.execution.scaling_policy", "FixedScalingPolicy"),
     ):
         assert private.find(module, name) is not None, name
         assert private.find(module, "NO_SUCH_NAME") is None and private.find("ray._private.no_such", name) is None
