@@ -13,6 +13,7 @@ from harness.doctor.subject import SMALL, Case, Check, FewBuilds, Subject, first
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding, join_names
 from harness.plan.rows import Severity
+from harness.train.workloads import Workload, innermost
 
 WRAPPER = "wrapper use"
 NAME = "parameter updates"
@@ -140,13 +141,26 @@ def observe_loss_parameters(subject: Subject) -> list[Finding]:
         for leaf in foreign:
             if id(leaf) in in_both and not names[id(leaf)]:
                 names[id(leaf)] = f"shape {tuple(leaf.shape)}, outside the model"
-    parameters, plain = [], []
+    parameters, plain, meant = [], [], _beside_the_model(subject.workload)
+    beside = [names[id(leaf)] or "" for leaf in foreign if id(leaf) in meant]
     for leaf in foreign:
+        if id(leaf) in meant:
+            continue
         if isinstance(leaf, nn.Parameter):
             parameters.append(names[id(leaf)] or f"shape {tuple(leaf.shape)}, created in forward")
         elif name := names[id(leaf)]:
             plain.append(name)
-    return unregistered(parameters, plain, _random(subject, hidden))
+    return unregistered(parameters, plain, _random(subject, hidden), beside)
+
+
+def _beside_the_model(workload: Workload) -> set[int]:
+    """Return the ids of the parameters that a workload keeps beside its model on purpose: of its modules in eval mode,
+    such as a network whose features are compared, and those that an optimizer of its own trains, as a discriminator's.
+    """
+    kept = getattr(innermost(workload), "__dict__", {}).values()
+    apart = [p for each in kept if isinstance(each, nn.Module) and not each.training for p in each.parameters()]
+    groups = [group for each in kept if isinstance(each, torch.optim.Optimizer) for group in each.param_groups]
+    return {id(parameter) for parameter in (*apart, *(p for group in groups for p in group["params"]))}
 
 
 def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]:
@@ -167,11 +181,13 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
-def unregistered(parameters: list[str], trained: list[str], drawn: list[str]) -> list[Finding]:
+def unregistered(
+    parameters: list[str], trained: list[str], drawn: list[str], beside: list[str] | None = None
+) -> list[Finding]:
     """Return findings on tensors of the loss that are neither parameters nor buffers of the model, by name or shape.
 
     ``trained``, ``drawn``: plain tensors that want a gradient, and others whose values depend on the seed, as a
-    weight's do.
+    weight's do. ``beside``: parameters that the workload keeps beside its model on purpose.
     """
     means = "no optimizer updates them, no strategy synchronises them, .to(device) does not move them"
     texts: list[tuple[list[str], Severity, str, str, str]] = [
@@ -196,6 +212,14 @@ def unregistered(parameters: list[str], trained: list[str], drawn: list[str]) ->
             "plain tensors with drawn values in the model",
             f"constants: {means}",
             "if it should train, nn.Parameter; if it is constant, register_buffer",
+        ),
+        (
+            beside or [],
+            "note",
+            "parameters of the loss in modules of the workload beside its model",
+            "a step computes their gradients; the file's optimizer does not train them, no strategy synchronises them",
+            "if they are constant, freeze them with requires_grad_(False); if the workload trains them, nothing on one "
+            "device, and on several average their gradients yourself",
         ),
     ]
     return [

@@ -165,6 +165,25 @@ class OfEachStep(OfTheWorkload):
         return super().loss(model, batch)
 
 
+class Perceptual(Healthy):
+    """Compares features of a network that is kept in eval mode, and asks a discriminator that trains on its own."""
+
+    def __init__(self, *, trains: bool = True) -> None:
+        self.features, self.judge = nn.Linear(3, 4).eval(), nn.Linear(4, 1)
+        self.own = torch.optim.SGD(self.judge.parameters() if trains else [torch.zeros(1)], lr=0.1)
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return self.judge(self.features(model(x))).square().sum(), torch.tensor(float(len(y)))
+
+
+def test_modules_that_a_workload_keeps_beside_its_model_are_no_error() -> None:
+    (note,) = parameters.observe_loss_parameters(subject_of(Perceptual()))
+    assert note.severity == "note" and "beside its model: 4 (" in note.seen
+    error, note = parameters.observe_loss_parameters(subject_of(Perceptual(trains=False)))
+    assert (error.severity, note.severity) == ("error", "note") and "model.parameters(): 2 (" in error.seen
+
+
 @pytest.mark.parametrize(
     ("workload", "where"), [(OfTheWorkload, "outside the model"), (OfEachStep, "created in forward")]
 )

@@ -3,9 +3,9 @@
 A fallback costs time or detail, never protection: a function on which the authentication token or the loopback rule
 depends returns whether it was effective, and ``session.as_ray_reads`` refuses to start Ray without that certainty.
 
-Of the autoscaler, Ray's public ``request_resources`` never expires, is replaced by what Ray Train requests, and does not
-tell that no type of node has what is asked for: a driver that was killed would keep its nodes, and a run that cannot
-start would wait for its whole time.
+Of the autoscaler, Ray's public ``request_resources`` never expires, is replaced by what Ray Train requests, and does
+not tell that no type of node has what is asked for: a driver that was killed would keep its nodes, and a run that
+cannot start would wait for its whole time.
 """
 
 from __future__ import annotations
