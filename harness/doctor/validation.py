@@ -141,8 +141,8 @@ def _shared_rows(train: Tensor, validation: Tensor) -> int:
 CHECK = Check(observe, first_found, about=("datasets",))
 
 METRICS = "metrics"
-ADDITIVE = 1e-3
-"""Largest relative difference of a metric of a batch from the metric of its halves together."""
+ADDITIVE, ROUNDINGS = 1e-3, 4
+"""Largest relative difference of a metric of a batch from the metric of its halves together, or so many roundings."""
 EVALUATED = 64
 """Most validation samples, spread over the set, that metrics() and evaluate() get."""
 
@@ -180,7 +180,9 @@ def observe_metrics(subject: Subject) -> Metrics | None:
                 computed = [metrics(model, part) for part in parts]
             whole, *halves = ({name: tuple(map(float, pair)) for name, pair in each.items()} for each in computed)
             if not (drew() or collate_drew()):  # of other draws the values are others
-                found = replace(found, apart=dict(_apart(whole, halves)))
+                sums = [each for pair in computed[0].values() for each in pair if isinstance(each, Tensor)]
+                rounding = max((torch.finfo(each.dtype).eps for each in sums if each.is_floating_point()), default=0.0)
+                found = replace(found, apart=dict(_apart(whole, halves, max(ADDITIVE, ROUNDINGS * rounding))))
         if hasattr(workload, "evaluate"):
             try:
                 found = replace(found, values=call_evaluate(workload, model, WholeSet(lambda: iter(parts[1:]), 2)))
@@ -191,13 +193,13 @@ def observe_metrics(subject: Subject) -> Metrics | None:
     return found
 
 
-def _apart(whole: Sums, halves: Sequence[Sums]) -> Iterator[tuple[str, tuple[float, float]]]:
+def _apart(whole: Sums, halves: Sequence[Sums], tolerance: float) -> Iterator[tuple[str, tuple[float, float]]]:
     """Yield each metric that differs between a batch and its halves together, with both values."""
     for name, (total, weight) in whole.items():
         sums = [sum(part[name][i] for part in halves if name in part) for i in (0, 1)]
         if weight and sums[1]:
             one, other = total / weight, sums[0] / sums[1]
-            if abs(one - other) > ADDITIVE * max(abs(one), abs(other)):
+            if abs(one - other) > tolerance * max(abs(one), abs(other)):
                 yield name, (one, other)
 
 
