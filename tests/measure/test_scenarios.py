@@ -78,6 +78,7 @@ def test_warm_up_steps_are_recorded_and_marked(within: Within) -> None:
     assert result.steps_s == pytest.approx(sum(float(window["duration_s"]) for window in result.windows))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_the_seconds_of_compiling_are_no_part_of_the_warm_up(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     compiled, modes = torch.nn.Module.compile, list[str | None]()
@@ -119,6 +120,7 @@ def test_one_row_a_step_is_recorded_or_every_ranks(within: Within, monkeypatch: 
     assert timed_rows == [10, 2 * 10]
 
 
+@pytest.mark.slow
 def test_exchanges_are_recorded_in_the_first_block_alone(within: Within, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
@@ -237,6 +239,7 @@ def double_loss(workload: Any, model: Any, batch: Any) -> Any:
         return torch.nn.functional.cross_entropy(outputs, labels, reduction="sum"), torch.tensor(float(len(labels)))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabled")
 @pytest.mark.parametrize("healthy", [True, False])
 @pytest.mark.parametrize("kind", ["throughput", "convergence"])

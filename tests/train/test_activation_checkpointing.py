@@ -82,6 +82,7 @@ def test_a_synchronised_norm_counts_each_batch_once() -> None:
     assert [name for name in states[0] if not torch.equal(states[0][name], states[1][name])] == []
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch.compile reads it; pytest turns it into an error
 def test_where_torch_compile_breaks_the_graph_statistics_are_updated_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cumulative average breaks it; with another backend, since inductor needs a C++ compiler."""

@@ -14,6 +14,8 @@ import torch.distributed as dist
 from harness.train.ranks import Ranks, StoreExchange, connecting_on_use
 from tests.worlds import fork_ranks
 
+pytestmark = pytest.mark.slow
+
 SIZE = 6
 BACKENDS = ("gloo", "cpu:gloo,cuda:nccl")
 

@@ -107,7 +107,9 @@ _DTYPES: Mapping[DType, ExtensionDtype] = {
     "Float64": pd.Float64Dtype(),
     "boolean": pd.BooleanDtype(),
 }
-_MISSING = {name: pd.Series(pd.NA, index=[0], dtype=dtype).array for name, dtype in _DTYPES.items()}
+_MISSING: Mapping[DType, ExtensionArray] = {
+    name: pd.Series(pd.NA, index=[0], dtype=dtype).array for name, dtype in _DTYPES.items()
+}
 
 
 _KINDS: Mapping[object, DType] = {str: "string", int: "Int64", float: "Float64", bool: "boolean"}

@@ -131,6 +131,7 @@ def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more
     assert traffic.scattered_dtypes == {torch.float32}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_group")
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("model", ["resnet8", "gpt"])
