@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from harness.analysis.common import rows_of
 from harness.analysis.doubts import doubts
 from harness.analysis.equivalence import Verdicts, equivalence, verdicts
 from harness.analysis.evidence import stalls
@@ -160,12 +161,14 @@ class Results:
     def best(self) -> pd.DataFrame:
         """The summary of the settings to use, as in the verdict: one for each model, data set and precision.
 
-        On the most devices; the smallest batch, if several are about as fast. Its ``p_value`` is that of its gain over
-        the base, and not over the settings beside it, which the table ``leaders`` has.
+        On the most devices, or the base if that shows no gain; the smallest batch, if several are about as fast. Its
+        ``p_value`` is that of its gain over the base, and not over the settings beside it, which the table ``leaders``
+        has.
         """
-        verdict = self.verdict
-        fastest = verdict["cell_id"][verdict["topic"] == "fastest"]
-        return self.summary[self.scaling["cell_id"].isin(fastest).to_numpy()]
+        verdict, rows = self.verdict, {row.cell_id: row for row in rows_of(self.scaling)}
+        fastest = [rows[cell] for cell in verdict["cell_id"][verdict["topic"] == "fastest"] if cell in rows]
+        chosen = [row.base_id if not pd.isna(row.p_value) and row.speedup <= 1 else row.cell_id for row in fastest]
+        return self.summary[self.scaling["cell_id"].isin(chosen).to_numpy()]
 
     @cached_property
     def statements(self) -> list[Statement]:

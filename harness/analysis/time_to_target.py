@@ -6,14 +6,17 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from harness.analysis.common import Row, columns_of, grouped, is_no_claim, rows_of
+from harness.analysis.doubts import LOUD
 from harness.analysis.prediction.predictions import ASSUMED, Asked
 from harness.analysis.results import Results, predict
 from harness.analysis.stats import LEAST_BLOCKS, SIGNIFICANCE, half_width
@@ -135,12 +138,15 @@ class Work:
     """What trains the same thing in a run, with its trainings and the fastest setting of each size.
 
     ``trainings``: rows of the table convergence for the target. ``settings``: rows with devices, global batch and
-    throughput, measured or predicted.
+    throughput, measured or predicted. ``measured``: all settings that were measured, of other sizes than asked for too.
+    ``loud``: the doubts of a cell that no interval has.
     """
 
     name: str
     trainings: Sequence[Row]
     settings: Sequence[Row]
+    measured: Sequence[Row] = ()
+    loud: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @cached_property
     def reached(self) -> dict[tuple[int, int], Row]:
@@ -187,16 +193,38 @@ class Work:
                 "no rule of the learning rate is declared, so that it is not known what another batch would be trained "
                 "with; set training.lr_scaling (linear, or sqrt for Adam) and lr_base_batch_size"
             )
-        try:
-            self.law  # noqa: B018  # which fails with the reason
-        except ValueError as error:
-            return f"{error}: the rule of the learning rate does not hold for these batches"
         return None
 
     @cached_property
-    def law(self) -> SamplesToTarget:
-        """The fit to all trainings that reach the target."""
-        return fit_samples([batch for batch, _ in self.samples], list(self.samples.values()), self.resolution)
+    def law(self) -> SamplesToTarget | None:
+        """The fit to all trainings that reach the target; None if their samples are on no such law."""
+        with suppress(ValueError):
+            found = fit_samples([batch for batch, _ in self.samples], list(self.samples.values()), self.resolution)
+            return None if found.lack_of_fit is not None and found.lack_of_fit <= SIGNIFICANCE else found
+        return None
+
+    @cached_property
+    def trained(self) -> tuple[int, ...]:
+        """The batches with enough trainings, in ascending order."""
+        return tuple(sorted({batch for batch, _ in self.samples}))
+
+    @property
+    def off_law(self) -> str:
+        """The words for batches whose samples are on no law."""
+        return f"the samples at {', '.join(map(str, self.trained))} do not follow E (1 + B / Bc), beyond their spread"
+
+    def samples_at(self, batch: int) -> tuple[float, float]:
+        """Return the samples of a training at a batch, and the half-width of the logarithm's 95 % prediction interval.
+
+        By the law or, without one, those of the batch's own trainings, with the spread of all batches' trainings.
+        """
+        if self.law:
+            return self.law.at(batch, self.resolution)
+        found = {own: [value for (b, _), value in self.samples.items() if b == own] for own in self.trained}
+        apart = [value / fmean(values) - 1 for values in found.values() for value in values]
+        freedom = len(apart) - len(found)
+        variance = sum(each**2 for each in apart) / freedom * (1 + 1 / len(found[batch])) + self.resolution**2
+        return fmean(found[batch]), half_width(math.sqrt(variance), freedom)
 
     @cached_property
     def resolution(self) -> float:
@@ -206,21 +234,19 @@ class Work:
 
     def refusal_of(self, batch: int) -> str | None:
         """Return why nothing is said of a batch; None if it is known, or near enough to what is."""
-        law, options = self.law, options_of(self.trainings[0])
-        if batch in law.trained:
+        options = options_of(self.trainings[0])
+        if batch in self.trained:
             return None
         if any(late <= batch for late in self.missed):
             return f"not each training at batch {min(self.missed)} reached the target"
-        if batch > FARTHEST_BATCH * law.trained[-1]:
-            return f"batch {batch} is beyond {FARTHEST_BATCH} times the largest that was trained ({law.trained[-1]})"
+        if batch > FARTHEST_BATCH * self.trained[-1]:
+            return f"batch {batch} is beyond {FARTHEST_BATCH} times the largest that was trained ({self.trained[-1]})"
         size = self.trainings[0].training_samples
         if size and batch > LARGEST_PART * size:
             return f"batch {batch} is more than a tenth of the {size:,} training samples"
-        if options.get("schedule.name"):
+        if options.get("schedule.name") or options.get("training.warmup_epochs"):
             return f"batch {batch} was not trained, and the schedule is fixed in epochs or steps"
-        if law.lack_of_fit is not None and law.lack_of_fit <= SIGNIFICANCE:
-            return f"batch {batch} was not trained, and those that were are not on one law (p = {law.lack_of_fit:.2g})"
-        return None
+        return None if self.law else f"batch {batch} was not trained, and {self.off_law}"
 
 
 def decision(
@@ -260,7 +286,7 @@ def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[
     }
     if reason:
         return row
-    samples, of_samples = work.law.at(int(batch), work.resolution)
+    samples, of_samples = work.samples_at(int(batch))
     factor = math.exp(math.hypot(of_samples, setting.log_half))
     time_s = samples / setting.throughput_per_s
     ends = {"": time_s + start_s, "_low": time_s / factor + start_s, "_high": time_s * factor + start_s}
@@ -268,7 +294,7 @@ def _row(work: Work, setting: Row, price: float | None, start_s: float) -> dict[
     row |= {f"device_hours{end}": devices * value / 3600 for end, value in ends.items()}
     row |= {f"price{end}": price * devices * value / 3600 for end, value in ends.items()} if price else {}
     by_samples = of_samples**2 / (of_samples**2 + setting.log_half**2)
-    told = {"samples": samples, "start_s": start_s, "by_samples": by_samples, "trained": batch in work.law.trained}
+    told = {"samples": samples, "start_s": start_s, "by_samples": by_samples, "trained": batch in work.trained}
     return {**row, **told}
 
 
@@ -285,6 +311,9 @@ def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame |
     always = ("model", "data", "precision")
     every = dict.fromkeys(name for content in contents.values() for name in content if name not in always)
     varied = [name for name in every if len({str(content.get(name)) for content in contents.values()}) > 1]
+    loud = {
+        str(row.cell_id): [doubt.name for doubt in row.doubts if doubt.name in LOUD] for row in rows_of(results.cells)
+    }
     found = []
 
     def place(row: Row) -> tuple[int, int | None]:
@@ -303,7 +332,7 @@ def _works(results: Results, target: Target, asked: Asked, links: pd.DataFrame |
         names = (*of_cell, "device_ids", "link", "throughput_per_s", "source")
         lacking = [one for one in wanted if own and one not in known]
         more += [Row(own[0], **dict.fromkeys(names), refusal=none, devices=size, nodes=of) for size, of in lacking]
-        found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more]))
+        found.append(Work(" · ".join(named), trainings.get(key, []), [*settings, *more], own, loud))
     return found
 
 
@@ -326,9 +355,9 @@ def _measured(results: Results, *, on_nodes: bool = False) -> Iterator[Row]:
     Its interval is that of one further process: the interval of the mean of n blocks times sqrt(n + 1).
     """
     found = rows_of(results.leaders)
-    by_size = grouped(found, lambda row: (_key(row), row.devices, row.nodes, row.global_batch_size))
-    fastest = [max(rows, key=lambda row: float(row.throughput_per_s)) for rows in by_size.values()]
-    for row in fastest if on_nodes else [row for row in found if row.cell_id == row.leader_id]:
+    # not the leaders, which are the fastest of all recipes
+    by_size = grouped(found, lambda row: (_key(row), row.devices, row.nodes if on_nodes else 0, row.global_batch_size))
+    for row in [max(rows, key=lambda row: float(row.throughput_per_s)) for rows in by_size.values()]:
         few, of_mean = f"{FEW_BLOCKS}, has {row.blocks}", 0.0
         if not pd.isna(row.throughput_high):
             few, of_mean = "", math.log(row.throughput_high / row.throughput_per_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,12 +11,15 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from harness.analysis.common import grouped
+from harness.analysis.doubts import doubt_of
 from harness.analysis.results import Results
-from harness.analysis.time_to_target import LEAST_BATCHES, LEAST_SEEDS, Work
+from harness.analysis.time_to_target import LARGEST_PART, LEAST_BATCHES, LEAST_SEEDS, Work
 from harness.analysis.trials import NO_METRIC
+from harness.config.experiment import Experiment
 from harness.config.script import ScriptExperiment
 from harness.config.sections import Target
 from harness.config.yaml_source import dump
+from harness.plan.checks import join_names
 from harness.plan.labels import devices_text, joined
 from harness.report.causes import is_automatic, one_cell
 from harness.report.figures.drawing import COLOURS, Drawing, Facet, add_legend, panels, write_figure
@@ -29,6 +32,7 @@ PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
 TITLE = "Time and price to the target"
 MORE_SEEDS = 3
+AUTOMATIC = "training.accumulation"
 LARGE = 100
 """The multiple of the largest batch beyond which a critical batch is not told from none."""
 EPOCHS = 10
@@ -115,6 +119,8 @@ def decision_lines(
     ``evaluation_s``: the mean seconds of an epoch's evaluation.
     """
     every = rows_of(decision)
+    if not works:
+        yield "Nothing was measured that both has a throughput and trains: run the file, with a section convergence."
     evaluated = "" if evaluation_s is None else f", which took {duration(evaluation_s)} an epoch"
     if starts := [number(row.start_s) for row in every if not is_missing(row.time_s)]:
         yield (
@@ -126,20 +132,11 @@ def decision_lines(
         if work.refusal:
             yield f"{work.name}: {work.refusal}."
             continue
-        law = work.law
-        critical = (
-            "no need of more was seen at larger ones"
-            if law.critical > LARGE * law.trained[-1]
-            else f"twice as many at about batch {law.critical:,.0f}"
-        )
-        yield (
-            f"{work.name}: {speed(law.efficient)} samples at a small batch, {critical}; "
-            f"{plural(len(work.samples), 'training')} at {', '.join(map(str, law.trained))}, "
-            f"{law.spread:.0%} around the law."
-        )
+        yield f"{work.name}: {_samples(work)}."
         rows = [row for row in every if row.work == work.name and not is_missing(row.time_s)]
         if not rows:
-            yield f"{work.name}: no setting has both a throughput and a batch that the law holds for."
+            lacks = "measure the throughput of a setting at one of these batches"
+            yield f"{work.name}: no setting has both a throughput and a batch whose samples are known; {lacks}."
         elif not (fitting := [row for row in rows if wish.fits(row)]):
             fastest = min(rows, key=lambda row: number(row.time_high_s))
             cheapest = min(rows, key=lambda row: number(row[f"{wish.money}_high"]))
@@ -149,6 +146,26 @@ def decision_lines(
             )
         else:
             yield f"{work.name}: {_use(fitting, wish)}"
+            doubted = dict.fromkeys(name for row in rows for name in work.loud.get(str(row.cell_id), ()))
+            for name in doubted:
+                cells = join_names([_setting(row) for row in rows if name in work.loud.get(str(row.cell_id), ())])
+                yield f"Do not rely on the time of {cells}: {doubt_of(name).meaning}."
+
+
+def _samples(work: Work) -> str:
+    """Return what the trainings say of the samples to the target."""
+    law, known = work.law, plural(len(work.samples), "training")
+    if law is None:
+        return f"{work.off_law}: each batch has the mean of its own trainings ({known} in all)"
+    critical = (
+        "no need of more was seen at larger ones"
+        if law.critical > LARGE * law.trained[-1]
+        else f"twice as many at about batch {law.critical:,.0f}"
+    )
+    at = ", ".join(map(str, law.trained))
+    return (
+        f"{speed(law.efficient)} samples at a small batch, {critical}; {known} at {at}, {law.spread:.0%} around the law"
+    )
 
 
 def chosen(rows: Sequence[Row], wish: Wish) -> Row:
@@ -170,10 +187,11 @@ def _use(rows: Sequence[Row], wish: Wish) -> str:
 
 
 def _setting(row: Row) -> str:
-    source = str(row.source).partition(", ")[2]  # what a prediction rests on beside the run
+    marks = [] if row.source == "measured" else [str(row.source)]
+    marks += [] if is_true(row.trained) else ["batch not trained"]
     options = joined(setting_without_batch(row), words(row.own_options))
     named = ", ".join(filter(None, (f"{row.strategy} {on_devices(row)}", options)))
-    return f"{named}, global batch {row.global_batch_size:,}{f' ({source})' * bool(source)}"
+    return f"{named}, global batch {row.global_batch_size:,}{f' ({join_names(marks)})' * bool(marks)}"
 
 
 def pilot(
@@ -182,42 +200,32 @@ def pilot(
     """Return what to measure for an answer, or for a narrower one; None if nothing is known to help.
 
     It trains what was trained, and more, beside the throughput of the same settings, so that its run alone answers:
-    three batches where there are fewer; more epochs if the target was not reached; else more seeds if most of the
-    interval comes from the samples, more blocks if it comes from the throughput.
+    three batches where there are fewer; more epochs if the target was not reached; what predicts other sizes if only
+    those are asked for; else more seeds if most of the interval comes from the samples, more blocks if it comes from
+    the throughput.
     """
     experiment, leading = results.experiment, rows_of(results.leaders)
     known = [row for row in rows_of(decision) if not is_missing(row.time_s)]
     row = chosen([row for row in known if wish.fits(row)] or known, wish) if known else None
-    able = (one for one in works if one.settings and NO_METRIC not in (one.refusal or ""))
+    able = (one for one in works if one.measured and NO_METRIC not in (one.refusal or ""))
     work = next((one for one in able if row is None or one.name == row.work), None)
-    own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.settings}]
-    if isinstance(experiment, ScriptExperiment) or work is None or not own or (work.refusal is None and row is None):
+    own = [row for row in leading if work and row.cell_id in {setting.cell_id for setting in work.measured}]
+    if isinstance(experiment, ScriptExperiment) or work is None or not own:
         return None
-    settings, timed = experiment.convergence, experiment.throughput
-    epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
-    seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
-    batches, blocks = {*work.missed, *(batch for batch, _ in work.reached)}, 0
-    if row is not None:
-        batches.add(int(row.global_batch_size))
-        if timed and number(row.by_samples) < 0.5:
-            why, blocks = "Most of the interval comes from the throughput: twice the blocks", 2 * timed.most_blocks
-        else:
-            why = f"Most of the interval comes from the samples: {MORE_SEEDS} more seeds"
-            seeds += range(max(seeds) + 1, max(seeds) + 1 + MORE_SEEDS)
-    elif work.missed:
-        why, epochs = "The target was not reached by each training: twice the epochs", 2 * epochs
-    else:
-        why = f"What is missing: trainings at {LEAST_BATCHES} global batches, {LEAST_SEEDS} seeds each"
+    settings = experiment.convergence
+    why, epochs, seeds, blocks = _lacking(experiment, work, row)
+    batches = {*work.missed, *(batch for batch, _ in work.reached), *([int(row.global_batch_size)] if row else [])}
     cell = max(own, key=lambda row: number(row.devices))
-    further = cell.devices * -(-min([*batches, int(cell.global_batch_size)]) // cell.devices)  # that it divides
-    while len(batches) < LEAST_BATCHES:
-        batches.add(further)
-        further *= 2
+    batches |= set(_further(batches, cell, LEAST_BATCHES - len(batches), work))
     asked = {"epochs": epochs, "seeds": seeds, "target": target.model_dump(exclude_none=True)}
     devices = sorted({int(row.devices) for row in own})
     content = one_cell(experiment, cell, "pilot", {"devices": devices, "global_batch_size": sorted(batches)})
     if not is_automatic(cell):
         content["grid"].pop("per_device_batch_size", None)
+        if max(batches) > min(devices) * int(cell.per_device_batch_size):  # which a device may not hold at once
+            content["grid"] |= {"per_device_batch_size": [int(cell.per_device_batch_size)], AUTOMATIC: ["auto"]}
+    if str(cell.data).startswith("synthetic"):
+        why = f"{why}. Its data are noise, which reaches no target: name your own in the file"
     rule = "sqrt" if "adam" in str(cell.options.get("optimizer.name")).lower() else "linear"
     trained = [*work.missed, *(batch for batch, _ in work.reached)]  # at the rate that the file names
     rates = {"lr_scaling": rule, "lr_base_batch_size": min(trained, default=int(cell.global_batch_size))}
@@ -227,7 +235,50 @@ def pilot(
         content |= scheduled(experiment, settings.epochs, epochs)
     if blocks:
         content["throughput"] = {**content.get("throughput", {}), "blocks": blocks}
+    if row is None and content.get("throughput"):
+        content["throughput"] = {**content["throughput"], "explain": True}
     return run_file(f"{why}, in a run of all of it:", dump(content, flow=None, width=100), results, PILOT)
+
+
+def _lacking(experiment: Experiment, work: Work, row: Row | None) -> tuple[str, int, list[int], int]:
+    """Return what an answer lacks, and the epochs and seeds that have it; the blocks, 0 for as many as now.
+
+    ``row``: of the setting that is chosen, if there is one.
+    """
+    settings, timed = experiment.convergence, experiment.throughput
+    epochs, seeds = (settings.epochs or EPOCHS, list(settings.seeds)) if settings else (EPOCHS, [])
+    seeds += [number for number in range(2 * LEAST_SEEDS) if number not in seeds][: max(0, LEAST_SEEDS - len(seeds))]
+    if row is None and work.refusal is None:
+        why = "What is missing: a throughput of these devices, or the exchanges of a step, from which it is predicted"
+        return why, epochs, seeds, 0
+    if row is None and work.missed:
+        return "The target was not reached by each training: twice the epochs", 2 * epochs, seeds, 0
+    if row is None:
+        return (
+            f"What is missing: trainings at {LEAST_BATCHES} global batches, {LEAST_SEEDS} seeds each",
+            epochs,
+            seeds,
+            0,
+        )
+    if timed and number(row.by_samples) < 0.5:
+        why = "Most of the interval comes from the throughput: twice the blocks"
+        return why, epochs, seeds, 2 * timed.most_blocks
+    seeds += range(max(seeds) + 1, max(seeds) + 1 + MORE_SEEDS)
+    return f"Most of the interval comes from the samples: {MORE_SEEDS} more seeds", epochs, seeds, 0
+
+
+def _further(batches: Collection[int], cell: Row, count: int, work: Work) -> list[int]:
+    """Return so many global batches beside those: powers of two of the smallest that the cell's devices divide.
+
+    Larger ones, up to the part of the training set that answers may have, else smaller ones.
+    """
+    first = cell.devices * -(-min([*batches, int(cell.global_batch_size)]) // cell.devices)
+    size = work.trainings[0].training_samples if work.trainings else None
+    most = math.inf if not size else LARGEST_PART * size
+    larger = [batch for power in range(2 * LEAST_BATCHES) if (batch := first * 2**power) <= most]
+    smaller = [batch for power in range(1, 2 * LEAST_BATCHES) if (batch := first // 2**power) >= cell.devices]
+    beyond = [first * 2**power for power in range(2 * LEAST_BATCHES)]
+    return [batch for batch in dict.fromkeys((*larger, *smaller, *beyond)) if batch not in batches][: max(0, count)]
 
 
 def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:

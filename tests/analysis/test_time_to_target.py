@@ -18,6 +18,7 @@ import yaml
 
 import harness
 from harness.analysis import time_to_target
+from harness.analysis.doubts import CountedDoubt
 from harness.analysis.prediction.predictions import Asked
 from harness.analysis.results import Results
 from harness.analysis.time_to_target import Work, decision, fit_samples
@@ -107,12 +108,18 @@ def study(measured: Callable[[str], Results], monkeypatch: pytest.MonkeyPatch) -
     """Results of a run whose trainings reach the target after the samples of ``law``, a tenth apart by seed."""
     whole = time_to_target.convergence
 
-    def of(reached: Callable[[Any], bool] = lambda row: True, **changes: Any) -> Results:
+    def of(
+        reached: Callable[[Any], bool] = lambda row: True,
+        needs: Callable[[int], float] = law,
+        spread: float = 0.1,
+        size: int = 20_000,
+        **changes: Any,
+    ) -> Results:
         def trained(*arguments: Any) -> Any:
             frame = whole(*arguments)
-            samples = [round(law(row.global_batch_size) * (0.9 + 0.1 * row.seed)) for row in rows_of(frame)]
+            samples = [round(needs(row.global_batch_size) * (1 + spread * (row.seed - 1))) for row in rows_of(frame)]
             hits = [*map(reached, rows_of(frame))]
-            return frame.assign(samples_to_target=samples, reached=hits, training_samples=20_000, epochs_to_target=9)
+            return frame.assign(samples_to_target=samples, reached=hits, training_samples=size, epochs_to_target=9)
 
         monkeypatch.setattr(time_to_target, "convergence", trained)
         return measured(json.dumps(changes))
@@ -211,6 +218,34 @@ def test_batches_that_no_training_reached_and_far_ones_are_refused(study: Study)
     assert reasons[256] == "not each training at batch 256 reached the target" and reasons[128] is None
 
 
+@pytest.mark.parametrize(
+    "needs", [{32: 1000, 64: 3000, 128: 1000}, {32: 3000, 64: 2000, 128: 1000}, {32: 1000, 64: 1000, 128: 3000}]
+)
+def test_trained_batches_off_the_law_have_the_mean_of_their_own_trainings_and_others_none(
+    study: Study, needs: dict[int, float]
+) -> None:
+    grid = {**CONTENT["grid"], "global_batch_size": [*BATCHES, 256]}
+    table, works, said = answer(study(needs=lambda batch: needs.get(batch, 0), spread=0.02, grid=grid))
+    rows = {(row.devices, row.global_batch_size): row for row in rows_of(table)}
+    assert [round(rows[1, batch].samples) for batch in BATCHES] == [needs[batch] for batch in BATCHES]
+    assert "was not trained, and the samples at 32, 64, 128 do not follow E (1 + B / Bc)" in rows[1, 256].reason
+    assert "each batch has the mean of its own trainings (9 trainings in all)" in said
+    best = min(needs, key=lambda batch: needs[batch])
+    assert f"the cheapest is single on 1 device, global batch {best}:" in said
+    row = rows[1, best]
+    assert row.time_low_s < row.time_s < row.time_high_s < 1.3 * row.time_s
+    assert works[0].law is None
+
+
+def test_an_untrained_batch_is_refused_above_a_tenth_of_the_data_and_under_a_warm_up_in_epochs(study: Study) -> None:
+    grid = {**CONTENT["grid"], "global_batch_size": [*BATCHES, 256]}
+    rows = {row.global_batch_size: row for row in rows_of(answer(study(grid=grid, size=2000))[0])}
+    assert rows[256].reason == "batch 256 is more than a tenth of the 2,000 training samples"
+    warms = {**CONTENT["training"], "warmup_epochs": 2}
+    rows = {row.global_batch_size: row for row in rows_of(answer(study(grid=grid, training=warms))[0])}
+    assert rows[128].time_s > 0 and "the schedule is fixed" in rows[256].reason
+
+
 def test_only_batches_near_to_what_was_trained_are_extrapolated_to(study: Study) -> None:
     more = [*BATCHES, 256, 512]
     grid = {**CONTENT["grid"], "global_batch_size": more}
@@ -269,8 +304,9 @@ def test_what_has_no_interval_or_another_recipe_is_no_answer(study: Study) -> No
     assert {work.name.partition(" · optimizer.")[2] for work in works} == {"lr=0.1", "lr=0.2"}
     assert all(len(work.samples) == 9 for work in works)
     table, works, _ = answer(two)
-    (name,) = {str(row.work) for row in rows_of(table) if row.devices * 64 == row.global_batch_size}  # the faster one
-    lacks = table["devices"] * 64 == table["global_batch_size"]
+    assert table["time_s"].notna().all() and table.groupby("work").size().tolist() == [6, 6]  # the slower one's too
+    name = str(rows_of(table)[0].work)
+    lacks = (table["devices"] * 64 == table["global_batch_size"]) & (table["work"] == name)
     table.loc[lacks, ["time_s", "reason"]] = [math.nan, "unknown"]
     (line,) = (line for line in decision_lines(table, works, NO_WISH) if line.startswith("Without a time"))
     rate = name.partition("optimizer.")[2]
@@ -343,3 +379,45 @@ def test_a_target_is_read_from_text(text: str, expected: Target) -> None:
 def test_a_wrong_target_is_one_error(text: str) -> None:
     with pytest.raises(PredictionError, match="allowed: METRIC=VALUE"):
         parse_target(text)
+
+
+def test_what_no_interval_has_is_said_beside_the_answer(study: Study) -> None:
+    """Epochs that run at another speed than the timed windows."""
+    results = copy(study())
+    cells = results.cells
+    slow = cells["doubts"].iloc[0].__class__((CountedDoubt("other speed in epochs", 3, 3),))
+    vars(results)["cells"] = cells.assign(doubts=[slow if n == 2 else () for n in cells["devices"]])
+    said = answer(results)[2]
+    assert (
+        "Do not rely on the time of ddp on 2 devices, global batch 32, " in said and "by the time to a target" in said
+    )
+    assert "Do not rely" not in answer(study())[2]
+
+
+def test_a_pilot_is_of_what_was_measured_whatever_devices_are_asked_for(study: Study) -> None:
+    results = study()
+    table, works, said = answer(results, devices=(16, 64))
+    assert "Without a time: 16 devices; 64 devices: not measured" in said
+    found = pilot(results, TARGET, table, works, Wish())
+    asked = parse_experiment(yaml.safe_load(found.file), source="pilot")
+    assert asked.grid and asked.grid.devices == (1, 2) and asked.grid.global_batch_size == (32, 64, 128)
+    assert asked.throughput and asked.throughput.explain and "from which it is predicted" in found.why
+
+
+def test_a_pilot_trains_batches_that_an_answer_may_have_and_a_device_may_hold(study: Study) -> None:
+    grid = {**CONTENT["grid"], "global_batch_size": [128]}
+    results = study(grid=grid, size=1437, convergence={**CONTENT["convergence"], "only": {"global_batch_size": 128}})
+    table, works, _ = answer(results)
+    content = yaml.safe_load(pilot(results, TARGET, table, works, Wish()).file)
+    assert content["grid"]["global_batch_size"] == [32, 64, 128]  # a tenth of the data is 143
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": [32], "model": ["resnet8"]}
+    results = study(grid={**grid, "data": "synthetic"}, convergence=None)
+    found = pilot(results, TARGET, *answer(results)[:2], Wish())
+    content = yaml.safe_load(found.file)
+    assert content["grid"]["per_device_batch_size"] == [32] and content["grid"]["training.accumulation"] == ["auto"]
+    assert "name your own in the file" in found.why
+    plan = make_plan(parse_experiment(content, source="pilot"), laptop())
+    assert (
+        max(-(-trial.cell.global_batch_size // trial.cell.devices // trial.cell.micro_batches) for trial in plan.trials)
+        <= 32
+    )
