@@ -90,9 +90,13 @@ class Options:
         typer.Option("--inline", help="For a debugger: one rank in this process, without Ray; its rows are marked."),
     ] = False
     quiet: Annotated[bool, typer.Option("--quiet", help="Print the summary only.")] = False
-    verbose: Annotated[bool, typer.Option("--verbose", help="Print every epoch, and in a terminal every trial.")] = (
-        False
-    )
+    verbose: Annotated[
+        bool,
+        typer.Option(
+            "--verbose",
+            help="Print every epoch, the tables and what to know of the numbers, and in a terminal every trial.",
+        ),
+    ] = False
     memory: Annotated[
         bool, typer.Option("--memory", help="In a plan: whether each cell fits into memory; runs the workload's code.")
     ] = False

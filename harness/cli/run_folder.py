@@ -179,7 +179,7 @@ def decide_command(
     evaluations = results.epochs["evaluation_s"].dropna()
     for line in decision_lines(table, works, wish, float(evaluations.mean()) if len(evaluations) else None):
         show(line)
-    files = write_decision(results.folder.figures, table, wish)
+    files = write_decision(results.folder.figures, table, wish, shown)
     if files:
         show(f"Figure: {', '.join(map(str, files))}")
     step, path = pilot(results, wanted, table, works, wish), results.folder.path / PILOT

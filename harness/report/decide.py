@@ -27,10 +27,10 @@ from harness.report.figures.scales import Limits, common_limits, log_limits, log
 from harness.report.row import Row, is_missing, is_true, number, on_devices, plural, rows_of, setting_without_batch
 from harness.report.tables.text import NO_BREAK, TextTable, decimal, duration, make_table, speed, with_ends, words
 from harness.report.verdict import NextStep, run_file, scheduled
+from harness.system.files import remove_all
 
 PILOT = "pilot.yaml"
 NEEDS_PRICE = "needs a price; give --price, or cost: {per_device_hour: 2.5, currency: USD} in the file"
-TITLE = "Time and price to the target"
 MORE_SEEDS = 3
 AUTOMATIC = "training.accumulation"
 LARGE = 100
@@ -281,16 +281,20 @@ def _further(batches: Collection[int], cell: Row, count: int, work: Work) -> lis
     return [batch for batch in dict.fromkeys((*larger, *smaller, *beyond)) if batch not in batches][: max(0, count)]
 
 
-def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish) -> list[Path]:
-    """Write the figure of time against money into a folder; return its paths, none without a setting to draw."""
-    return write_figure(folder, "decision", lambda: _drawing_of(decision, wish))
+def write_decision(folder: Path, decision: pd.DataFrame, wish: Wish, target: str = "the target") -> list[Path]:
+    """Write the figure of time against money into a folder; return its paths, none without a setting to draw.
+
+    The figure of an earlier call is removed.
+    """
+    remove_all(folder.glob("decision.*"))
+    return write_figure(folder, "decision", lambda: _drawing_of(decision, wish, f"Time and price to {target}"))
 
 
-def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
+def _drawing_of(decision: pd.DataFrame, wish: Wish, title: str) -> Drawing:
     """Draw time against money, a panel for each work, with 95 % intervals; the frontier is a line."""
     known = decision[decision["time_s"].notna()]
     if known.empty:
-        return Drawing(TITLE, "Left out: nothing is known of any setting.", None)
+        return Drawing(title, "Left out: nothing is known of any setting.", None)
     facets: list[Facet] = [(str(work), part.sort_values("time_s")) for work, part in known.groupby("work", sort=False)]
     limits = common_limits([log_limits(*_ends(part, "time", "_s")) for _, part in facets], log=True)
     of_money = log_limits(*_ends(known, wish.money, ""))
@@ -318,7 +322,7 @@ def _drawing_of(decision: pd.DataFrame, wish: Wish) -> Drawing:
         text: handle for axes in figure.axes for handle, text in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     add_legend(figure, list(handles.values()))
-    return Drawing(TITLE, "", figure)
+    return Drawing(title, "", figure)
 
 
 def _ends(part: pd.DataFrame, name: str, of: str) -> tuple[list[float], list[float]]:

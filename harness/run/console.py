@@ -261,11 +261,17 @@ class ConsoleSink:
     def _finish(self, event: events.Reported) -> None:
         self._console.print()
         tables, parts = event.tables, Parts("terminal")
-        shown: dict[str, Callable[[], None]] = {
+        details: dict[str, Callable[[], None]] = {  # which the report has
             "scaling table": lambda: self._print_tables(scaling_by_setting(tables["scaling"])),
-            "tables of ratios": lambda: self._print_tables(ratio_tables(tables)),
-            "count of trials": lambda: self._show_trials(event),
             "evidence": lambda: self._say(*belief_lines(tables)),
+        }
+        shown: dict[str, Callable[[], None]] = {
+            **(details if self._verbose else {}),
+            # of links alone there is no verdict
+            "tables": lambda: self._print_tables(
+                ratio_tables(tables) if self._verbose or tables["scaling"].empty else ()
+            ),
+            "count of trials": lambda: self._show_trials(event),
             "findings": lambda: self._print_texts(finding_lines(tables["findings"])),
             "report": lambda: self._show(f"Report: {event.report}", always=True),
             "verdict": lambda: self._show_verdict(event.verdict),

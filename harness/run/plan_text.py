@@ -11,9 +11,11 @@ from rich.text import Text
 
 from harness.analysis.common import grouped, order
 from harness.config.builtin_workloads import BUILTIN_WORKLOADS
+from harness.config.experiment import Experiment
+from harness.config.sections import EFFORTS
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, format_gpu_ids, place
-from harness.plan.comparison import axes_of, options_text
+from harness.plan.comparison import axes_of, options_text, value_text
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
 from harness.plan.planner import Plan, why_trained
 from harness.plan.rows import Purpose
@@ -66,7 +68,7 @@ def plan_lines(plan: Plan) -> list[str]:
     lines = [f"On {plan.inventory}: {devices}, {plural(machine.threads_per_device, 'thread')} each."]
     if plan.labels.constants:
         lines.append(f"Every cell: {plan.labels.constants}.")
-    lines += [*(_numbers(plan) if plan.trials else []), *_loader_lines(plan)]
+    lines += [*(_numbers(plan) if plan.trials else []), *_effort_lines(plan.experiment), *_loader_lines(plan)]
     for reason, trials in grouped(plan.skips, lambda trial: plan.skips[trial].text).items():
         lines.append(f"Skipped: {plural(len({trial.cell for trial in trials}), 'cell')}: {reason}.")
     lines += impossible_lines(Counter(reason.text for reason in plan.impossible.values()))
@@ -83,6 +85,14 @@ def plan_lines(plan: Plan) -> list[str]:
     else:
         lines.append("Nothing can be measured on any machine: give other strategies, devices, nodes or batch sizes.")
     return lines
+
+
+def _effort_lines(experiment: Experiment) -> list[str]:
+    """Return the line on what the file sets beside its effort, which leaves that to it."""
+    timed, effort = experiment.throughput, EFFORTS[experiment.effort]
+    own = {name: getattr(timed, name) for name, value in effort.items() if timed and getattr(timed, name) != value}
+    given = ", ".join(f"{name}: {value_text(value)}" for name, value in own.items())
+    return [f"effort: {experiment.effort}, but for what throughput has: {given}."] if own else []
 
 
 def _loader_lines(plan: Plan) -> list[str]:

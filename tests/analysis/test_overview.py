@@ -38,6 +38,16 @@ def test_the_best_cells_are_those_of_the_verdict() -> None:
     assert results.best["throughput_per_s"].tolist() == fastest["value"].tolist() and len(results.best) == 2
 
 
+def test_where_no_gain_is_shown_the_best_is_the_base(monkeypatch: pytest.MonkeyPatch) -> None:
+    results = harness.load(EXAMPLE)
+    scaling = results.scaling
+    slower = scaling.assign(speedup=scaling["speedup"].where(scaling["cell_id"] == scaling["base_id"], 0.7))
+    vars(results)["scaling"] = slower
+    chosen = slower["cell_id"].isin(results.verdict["cell_id"][results.verdict["topic"] == "fastest"])
+    bases = {*slower["base_id"][chosen]}
+    assert {*slower["cell_id"][slower["label"].isin(results.best.index)]} == bases
+
+
 def test_looks_widen_the_intervals_of_decisions_and_not_that_of_the_a_a_test() -> None:
     trials = harness.load(EXAMPLE).trials
     plain, looked = (ratios.scaling(trials, rule).dropna(subset=["p_value"]) for rule in (None, "decide"))

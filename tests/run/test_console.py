@@ -13,8 +13,10 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+import harness
 from harness.analysis import trials as trial_tables
 from harness.analysis.ratios import noise, parity, scaling, versus
+from harness.analysis.results import TABLES
 from harness.plan.planner import GROUP_START_S, Plan, make_plan
 from harness.plan.trial import Trial
 from harness.record.schema import EQUIVALENCE, FINDINGS, PREVIEW
@@ -37,7 +39,7 @@ from harness.run.events import (
 from harness.run.plan_text import plan_table
 from harness.run.request import as_started
 from harness.run.time_left import TimeLeft, rounded
-from tests.conftest import Make, gpu_cluster, laptop
+from tests.conftest import EXAMPLE, Make, gpu_cluster, laptop
 from tests.records import line, steps_of
 
 HOSTILE = "[/bold][red]x[/nope] \x1b[2J\x1b]0;owned\x07 \x9b31m \u202egpj \r0 ok [link=http://x]y"
@@ -176,10 +178,23 @@ def test_findings_are_in_the_terminal_and_an_error_in_a_table_costs_that_table(t
     for expected in ("warning data sharding: ddp x2", *texts.values()):
         assert expected in output
     tables = {"trials": trial_tables.trials([line()], steps_of([line()]))}  # the others raise
-    output = shown(Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0), width=4000)
+    reported = Reported(tmp_path, tmp_path / "report.html", tables, NO_VERDICT, 3.0)
+    assert "scaling table failed" not in shown(reported, width=4000)
+    output = shown(reported, width=4000, verbose=True)
     assert "scaling table failed by an error of the harness: KeyError: 'scaling', in console.py" in output
     assert "Trials: 1 ok." in output and "report.html\n" in output
     assert "KeyError" in (tmp_path / "logs" / "terminal.txt").read_text()
+
+
+def test_tables_and_what_to_know_of_the_numbers_are_in_the_report_and_with_verbose(tmp_path: Path) -> None:
+    tables = harness.load(EXAMPLE)
+    named = {name: getattr(tables, name) for name in TABLES}
+    reported = Reported(tmp_path, tmp_path / "report.html", named, NO_VERDICT, 3.0)
+    short, whole = (shown(reported, width=80, verbose=verbose) for verbose in (False, True))
+    assert "speedup" in whole and "first / second" in whole
+    assert "speedup" not in short and "first / second" not in short and len(short.splitlines()) <= 20
+    links = {**named, "scaling": named["scaling"].iloc[:0]}
+    assert "first / second" in shown(Reported(tmp_path, tmp_path / "r.html", links, NO_VERDICT, 3.0), width=80)
 
 
 def test_headings_ratios_and_titles_are_not_folded_on_80_columns(make_experiment: Make) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from harness.plan.inventory import Inventory
@@ -31,6 +33,20 @@ def test_on_gpus_the_loader_workers_that_the_file_leaves_open_are_named() -> Non
     assert lines(laptop()) == lines(gpu_cluster(), data="digits") == lines(gpu_cluster(), **{"loader.workers": 2}) == []
     assert lines(gpu_cluster(), "language_model", data="/texts") == []
     assert lines(gpu_cluster(), "mine:Own", data="x")
+
+
+@pytest.mark.parametrize(
+    ("effort", "timed", "said"),
+    [
+        ("quick", {"blocks": 3, "window_seconds": 0.4}, "effort: quick, but for what throughput has: blocks: 3."),
+        ("quick", {}, None),
+        ("normal", {"blocks": 3}, None),
+        ("careful", {"windows": 2}, "effort: careful, but for what throughput has: windows: 2."),
+    ],
+)
+def test_what_a_file_sets_beside_its_effort_is_named(effort: str, timed: dict[str, Any], said: str | None) -> None:
+    plan = plan_of({"strategy": "single", "per_device_batch_size": 8}, laptop(), effort=effort, throughput=timed)
+    assert next((line for line in plan_lines(plan) if line.startswith("effort")), None) == said
 
 
 def test_a_rule_that_excludes_nothing_is_named() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pandas as pd
 
 from harness.analysis.common import is_no_claim
+from harness.analysis.improvements import CONFIRMATION
 from harness.analysis.ratios import ALL_THREADS
 from harness.analysis.verdict.rules import NO_CHOICES
 from harness.plan.labels import SEPARATOR, joined
@@ -67,25 +68,44 @@ def versus_table(versus: pd.DataFrame, *, narrow: bool = False) -> TextTable:
 
 
 def improvements_table(improvements: pd.DataFrame) -> TextTable:
-    """Return each setting that was tried against the cell to improve; one that failed with the reason."""
+    """Return each setting that was tried against the cell to improve; one that failed with the reason.
+
+    Only a confirmation has an interval: what was screened was chosen among many, in processes that were not fresh.
+    """
     names: list[Column] = [("step", "step", words), ("changes", "changes", words)]
     after: list[Column] = [("went on, or is confirmed", lambda row: "yes" if is_true(row.kept) else "no", words)]
     after.append(("reason", "reason", words))
     speeds = {"before": "improved_throughput_per_s", "with it": "throughput_per_s"}
-    return _ratio_table(improvements, names, speeds, "ratio", after)
+    return _ratio_table(improvements, names, speeds, "ratio", after, lambda row: row.step == CONFIRMATION)
 
 
 def _ratio_table(
-    frame: pd.DataFrame, names: list[Column], speeds: dict[str, str], title: str, after: Sequence[Column] = ()
+    frame: pd.DataFrame,
+    names: list[Column],
+    speeds: dict[str, str],
+    title: str,
+    after: Sequence[Column] = (),
+    claims: Callable[[Row], bool] = lambda row: True,
 ) -> TextTable:
-    """Return what names each pair, its throughputs by heading, its ratio, the number of blocks, and what follows."""
+    """Return what names each pair, its throughputs by heading, its ratio, the number of blocks, and what follows.
+
+    ``claims``: whether a row's ratio has an interval.
+    """
     unit = rate_unit(frame)
 
     def text(row: Row) -> str:
-        return why_excluded(row) if is_missing(row.ratio) else marked(estimate(ratio, row, "ratio"), row)
+        if is_missing(row.ratio):
+            return why_excluded(row)
+        return marked(estimate(ratio, row, "ratio") if claims(row) else ratio(row.ratio), row)
 
     def kind(row: Row) -> str:
-        return "apart" if is_no_claim(row) or is_not_equivalent(row) else "base" if is_true(row.excludes_one) else ""
+        return (
+            "apart"
+            if is_no_claim(row) or is_not_equivalent(row)
+            else "base"
+            if claims(row) and is_true(row.excludes_one)
+            else ""
+        )
 
     columns = (
         *names,
