@@ -22,7 +22,6 @@ def test_the_smoke_experiment(tmp_path: Path) -> None:
     assert done.stderr == ""
     assert "Plan of smoke" in done.stdout
     assert re.search(r"\[10/10\] ok ", done.stdout)  # three cells, checks, examinations; the links
-    assert "(base: single x1: " in done.stdout
     assert "Trials: " in done.stdout and "10 ok" in done.stdout
     for chatter in ("raylet", "local Ray", "ray::", "pid=", "INFO", "WARNING"):
         assert chatter not in done.stdout, chatter
