@@ -174,12 +174,10 @@ def test_the_batch_script_requeues_for_usr1_alone_and_the_page_names_every_file(
     assert "--signal=B:USR1@120" in asked and "--requeue" in asked
     assert subprocess.run(["bash", "-n", str(SCRIPT)], check=False).returncode == 0
     assert f'[ -n "$requeue" ] && [ $code = {INTERRUPTED} ]' in text and f"[ $code = {UNSETTLED} ]" in text
-    of_report, of_nodes = (
-        re.search(pattern, text) for pattern in (r"NOTICE_S - (\d+)", r"requeue\" ] \|\| rest=(\d+)")
-    )
-    assert of_report and of_nodes and 2 * int(of_nodes[1]) < int(of_report[1]), (
-        "the requeue comes before the time limit"
-    )
+    patterns = (r"NOTICE_S - (\d+)", r"^rest=(\d+)", r"requeue\" ] \|\| rest=(\d+)", r"nodes (\d+) \|\| kill")
+    report, term, of_requeue, kill = (int(re.findall(pattern, text, re.MULTILINE)[0]) for pattern in patterns)
+    assert of_requeue + kill < report, "the requeue comes before the time limit"
+    assert term + kill < 30, "nodes are held no longer after the command"
     text = PAGE.read_text()
     assert [path.name for path in sorted(FOLDER.iterdir()) if path != PAGE and path.name not in text] == []
 
@@ -242,7 +240,7 @@ def start_job(
     (folder / "calls").touch()
     (folder / "e.yaml").touch()
     text = SCRIPT.read_text()
-    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "rest=30": "rest=3"}
+    limits = {"$((300 + 5 * SLURM_JOB_NUM_NODES))": start_s, "rest=20": "rest=3"}
     for limit, short in {**limits, "limit=600": "limit=5", "NOTICE_S=120": "NOTICE_S=35"}.items():
         assert limit in text
         text = text.replace(limit, short)

@@ -35,6 +35,8 @@ equivalence: false
 preflight: false
 """
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+HELD_S = 35
+"""For how long the nodes may stay allocated after the command has ended, or a start has failed."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,17 @@ class Job:
         assert self.cluster.state(self.id) == state, self.logs()
         self.log(f"{state}, queued again {self.cluster.restarts(self.id)} times")
 
+    def wait_until_nodes_are_free(self, *files: Path) -> None:
+        """Wait until both nodes are idle; AssertionError if that is more than HELD_S after the last change of a file.
+
+        ``files``: by default those of the run, the last of which the command writes just before it ends.
+        """
+        self.wait(lambda: set(self.cluster.run("sinfo", "-h", "-N", "-o", "%T").split()) == {"idle"})
+        held = time.time() - max(file.stat().st_mtime for file in files or self.run_folder().rglob("*"))
+        last = "its last output" if files else "the command's last file"
+        self.log(f"sinfo: both nodes idle, {held:.1f} s after {last}")
+        assert held <= HELD_S, self.logs()
+
     def wait_until_nothing_is_left(self) -> None:
         """Wait until neither Ray nor the harness runs on a node."""
         self.wait(lambda: not self.processes(), 60)
@@ -71,7 +84,10 @@ class Job:
         return f"state {self.cluster.state(self.id)}; left: {self.processes()}{texts}{self.cluster.logs()}"
 
     def output(self) -> str:
-        return (self.home / f"harness-{self.id}.out").read_text()
+        return self.output_file().read_text()
+
+    def output_file(self) -> Path:
+        return self.home / f"harness-{self.id}.out"
 
     def run_folder(self) -> Path:
         (folder,) = (self.home / "results/batch").iterdir()
@@ -123,6 +139,7 @@ def interrupt_by_signal(cluster: Slurm, home: Path) -> Results:
     job.log("report.html")
     job.wait(lambda: cluster.restarts(job.id) == 1)
     job.log("queued again")
+    job.wait_until_nodes_are_free()
     return completed(job)
 
 
@@ -135,6 +152,7 @@ def interrupt_five_times(cluster: Slurm, home: Path) -> Results:
         cluster.run("scancel", "--signal=USR1", "--batch", job.id)
         job.wait(lambda number=number: cluster.restarts(job.id) == number)
         job.log(f"queued again, the {number}. time, with {job.trials()} trials")
+        job.wait_until_nodes_are_free()
     results = completed(job)
     assert not results.trials["trial_id"].duplicated().any() and len(results.trials) == 12
     scaling = results.scaling[results.scaling["strategy"] == "ddp"]
@@ -167,7 +185,8 @@ def did_not_start(job: Job, why: str, within_s: float) -> None:
     job.wait(lambda: job.cluster.state(job.id) == "RUNNING" or job.cluster.state(job.id) in ENDED)
     job.log("started")
     job.wait(lambda: job.cluster.run("squeue", "--noheader").strip() == "", within_s)
-    job.log(f"squeue: nothing; {job.cluster.run('sinfo', '-h', '-o', '%D %t').strip()}")
+    job.log("squeue: nothing")
+    job.wait_until_nodes_are_free(job.output_file())
     job.wait_until_ended("FAILED")
     assert why in job.output(), job.logs()
     job.log(next(line for line in job.output().splitlines() if why in line))
@@ -186,6 +205,7 @@ def completed(job: Job) -> Results:
     """Return the results at the job's end; AssertionError unless it was resumed, all trials are ok, nothing is left."""
     job.wait(lambda: job.cluster.state(job.id) in ENDED, 1800)
     job.wait_until_ended("COMPLETED")
+    job.wait_until_nodes_are_free()
     results = job.results()
     assert set(results.trials["outcome"]) == {"ok"} and results.missing.empty
     assert set(results.trials["nodes"]) == {1, 2} and results.trials["emulated_compute"].all()
@@ -207,6 +227,7 @@ def lose_a_node(cluster: Slurm, home: Path) -> Results:
         if process.name() == "raylet":
             process.kill()
     job.wait(lambda: job.cluster.state(job.id) in ENDED, 900)
+    job.wait_until_nodes_are_free()
     results = job.results()
     job.log(f"{cluster.state(job.id)}; squeue: {cluster.run('squeue', '--noheader').strip() or 'nothing'}")
     for reason in results.trials[results.trials["outcome"] != "ok"]["reason"].dropna().unique():
