@@ -1,8 +1,8 @@
 """Jobs of our batch script under a real SLURM: to a report through interruptions, cancelled, and not started.
 
 ``python -m tests.cluster.batch [--times 5] [--only NAME]``, as root: runs jobs that USR1 interrupts, one that it
-interrupts five times, one that its time limit does, one that loses a node, one that is cancelled and two without Ray on
-a node, and prints what happens and when. Exit code 1 if one of them fails.
+interrupts five times, one whose block is longer than its time limit, one that loses a node, one that is cancelled and
+two without Ray on a node, and prints what happens and when. Exit code 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ class Job:
     began_s: float
 
     def log(self, event: str) -> None:
-        """Print an event with the seconds since the job was submitted."""
-        print(f"  {time.monotonic() - self.began_s:6.1f} s  {event}", flush=True)
+        """Print an event with the seconds since the job was submitted, and the queue."""
+        queue = self.cluster.run("squeue", "--noheader", "-o", "%i %T %R").strip() or "nothing"
+        print(f"  {time.monotonic() - self.began_s:6.1f} s  {event} [squeue: {queue}]", flush=True)
 
     def wait(self, what: Callable[[], object], within_s: float = 300) -> None:
         """Wait until something holds; AssertionError with all logs after the time."""
@@ -185,7 +186,6 @@ def did_not_start(job: Job, why: str, within_s: float) -> None:
     job.wait(lambda: job.cluster.state(job.id) == "RUNNING" or job.cluster.state(job.id) in ENDED)
     job.log("started")
     job.wait(lambda: job.cluster.run("squeue", "--noheader").strip() == "", within_s)
-    job.log("squeue: nothing")
     job.wait_until_nodes_are_free(job.output_file())
     job.wait_until_ended("FAILED")
     assert why in job.output(), job.logs()
@@ -194,11 +194,14 @@ def did_not_start(job: Job, why: str, within_s: float) -> None:
 
 
 def interrupt_by_time_limit(cluster: Slurm, home: Path) -> Results:
-    """Run a job that takes longer than its time limit, 120 s before which SLURM itself sends USR1."""
-    job = submit(cluster, home, blocks=7, window_s=15.0, minutes=6)
+    """Run a job whose one block takes longer than its time limit, 120 s before which SLURM itself sends USR1."""
+    job = submit(cluster, home, blocks=1, window_s=50.0, minutes=6, batches="[8, 16, 32]")
     job.wait(lambda: cluster.restarts(job.id) >= 1, 600)
     job.log(f"queued again, after {job.trials()} trials")
-    return completed(job)
+    job.wait_until_nodes_are_free()
+    results = completed(job)
+    assert not results.trials["trial_id"].duplicated().any() and len(results.trials) == 6
+    return results
 
 
 def completed(job: Job) -> Results:
@@ -229,7 +232,7 @@ def lose_a_node(cluster: Slurm, home: Path) -> Results:
     job.wait(lambda: job.cluster.state(job.id) in ENDED, 900)
     job.wait_until_nodes_are_free()
     results = job.results()
-    job.log(f"{cluster.state(job.id)}; squeue: {cluster.run('squeue', '--noheader').strip() or 'nothing'}")
+    job.log(cluster.state(job.id))
     for reason in results.trials[results.trials["outcome"] != "ok"]["reason"].dropna().unique():
         job.log(f"not ok: {reason}"[:200])
     on_one = results.trials[results.trials["nodes"] == 1]
@@ -248,7 +251,7 @@ def cancel(cluster: Slurm, home: Path, *by: str, state: str = "CANCELLED") -> Jo
     job.wait_until_ended(state)
     time.sleep(6)  # a requeue would be scheduled by now
     assert cluster.run("squeue", "--noheader").strip() == ""
-    job.log("squeue: nothing")
+    job.log("not queued again")
     assert set(job.results().trials["outcome"]) <= {"ok", "lost"}
     job.wait_until_nothing_is_left()
     return job
