@@ -7,10 +7,12 @@ import os
 import platform
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import tomllib
+import venv
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,8 +201,9 @@ trap '' TERM
 while [ "$1" != bash ]; do shift; done
 [ -n "$LASTS" ] || "$@"
 """
-"""Stand-ins: of python, which starts the nodes, then measures, of scontrol, which names this node and another, and of
-srun, which runs the step on one node."""
+COPY = f'{CALLED}cp "$2" "$3"\n'
+"""Stand-ins: of python, which starts the nodes, then measures, of scontrol, which names this node and another, of srun,
+which runs the step on one node, and of sbcast, which copies to one node."""
 
 
 @dataclass(frozen=True)
@@ -216,7 +219,7 @@ class SlurmJob:
         return self.process.returncode, output.decode(), (self.folder / "calls").read_text().splitlines()
 
 
-PROGRAMS = {"python": COMMAND, "srun": STEP, "ray": CALLED, "scontrol": NAMES, "scancel": CALLED}
+PROGRAMS = {"python": COMMAND, "srun": STEP, "ray": CALLED, "scontrol": NAMES, "scancel": CALLED, "sbcast": COPY}
 
 
 def start_job(
@@ -361,7 +364,8 @@ def test_an_interface_that_the_first_node_lacks_is_named_before_any_node_is_used
 def in_pyxis(text: str) -> str:
     """The script with the lines for pyxis uncommented."""
     _, lines, _ = re.split("#    (?:pyxis|Apptainer).*:\n", text)
-    return text.replace(lines, re.sub("^# ", "", lines, flags=re.MULTILINE))
+    lines_used = re.sub("^# ", "", lines, flags=re.MULTILINE).replace("/shared/harness.sqsh", '"$IMAGE"')
+    return text.replace(lines, lines_used)
 
 
 @pytest.mark.slow
@@ -369,16 +373,47 @@ def test_a_command_in_a_container_of_pyxis_is_stopped_by_its_step(tmp_path: Path
     """As the lines to uncomment have it; srun itself would kill the step."""
     srun = f'{CALLED}while [ "$1" != bash ] && [ "$1" != python ]; do shift; done\n"$@"\n'
     scancel = f'{CALLED}[ "$*" != "--signal=TERM 7.2" ] || kill -TERM $(cat "$CALLS.pid")\n'
-    job = start_job(tmp_path, {"srun": srun, "scancel": scancel}, SLURMD_NODENAME="n0")
+    image = tmp_path / "image"
+    image.touch()
+    job = start_job(tmp_path, {"srun": srun, "scancel": scancel}, SLURMD_NODENAME="n0", IMAGE=str(image))
     assert job.process.stdout and job.process.stdout.readline() == b"starting\n"
     assert job.process.stdout.readline() == b"measuring\n"
     job.process.send_signal(signal.SIGUSR1)
     code, _, called = job.end()
-    options = f"--container-image=/tmp/harness.sqsh --container-mounts={tmp_path}:{tmp_path},/tmp:/tmp"
+    options = f"--container-image={tmp_path}/harness-7.sqsh --container-mounts={tmp_path}:{tmp_path},/tmp:/tmp"
     steps = [line for line in called if line.startswith("srun ")]
     assert len(steps) == 3 and all(options in step for step in steps)
     assert sorted("--overlap" in step for step in steps) == [False, True, True]  # the first starts in the background
+    assert called[0] == f"sbcast --force {image} {tmp_path}/harness-7.sqsh" and not list(tmp_path.glob("harness-7*"))
     assert code == INTERRUPTED and {"scancel --signal=TERM 7.2", "scontrol requeue 7"} <= {*called}
+
+
+@pytest.mark.slow
+def test_a_packed_venv_is_unpacked_on_each_node_and_its_programs_start_the_copied_python(tmp_path: Path) -> None:
+    """A real venv that is no longer where it was made; the Ray that it starts and the command say where they run."""
+    made, tar, copy = tmp_path / "made", tmp_path / "venv.tar", tmp_path / "harness-7"
+    venv.create(made)
+    (made / "bin/ray").write_text(f"#!{made}/bin/python3\nimport sys\nprint('ray of', sys.prefix)\n")
+    (made / "bin/ray").chmod(0o755)
+    subprocess.run(["tar", "-cf", tar, "-C", made, "."], check=True)
+    shutil.rmtree(made)
+    alive = [{"Alive": True, "NodeManagerHostname": name} for name in (platform.node(), "n63")]
+    (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n")
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "harness/run.py").write_text("import sys\nprint('command of', sys.prefix)\n")
+    programs = {"python": None, "ray": None}
+    code, output, called = start_job(tmp_path, programs, VENV_TAR=str(tar)).end()
+    assert code == 0 and f"command of {copy}\n" in output
+    assert f"ray of {copy}\n" in (tmp_path / "ray-7.log").read_text()
+    assert called[0] == f"sbcast --force {tar} {copy}.tar" and "scancel --signal=TERM 7.1" in called
+    assert not list(tmp_path.glob("harness-7*"))
+
+
+def test_a_venv_that_cannot_be_unpacked_ends_the_job_and_leaves_no_copy(tmp_path: Path) -> None:
+    (tmp_path / "venv.tar").write_text("not a tar")
+    code, output, called = start_job(tmp_path, VENV_TAR=str(tmp_path / "venv.tar")).end()
+    assert code == 2 and "tar: " in output and not list(tmp_path.glob("harness-7*"))
+    assert [line.split()[0] for line in called if line.startswith(("s", "ray"))] == ["sbcast", "srun", "srun"]
 
 
 @pytest.mark.slow

@@ -71,21 +71,28 @@ CLUSTERS: Mapping[str, ClusterFile] = {
             "venv": Question(
                 "environment with the packages, on every node", PATH, {r"\$SLURM_SUBMIT_DIR/\.venv": "ANSWER"}
             ),
+            "venv_tar": Question(
+                "instead of venv: a tar of it, which each node unpacks to its own disk",
+                PATH,
+                {r"^VENV_TAR=.*$": "VENV_TAR=${VENV_TAR:-ANSWER}"},
+            ),
             "output": Question("folder of results", PATH, {r"\$\{OUTPUT:-results\}": "${OUTPUT:-ANSWER}"}),
             "iface": Question("network interface to measure", NAME, {r"^IFACE=.*$": "IFACE=${IFACE:-ANSWER}"}),
             "pyxis": Question(
-                "image for pyxis and enroot",
+                "image file for pyxis and enroot",
                 PATH,
                 {
-                    r"^# in_step=\(--container-image=\S+": "in_step=(--container-image=ANSWER",
+                    r"^# sbcast --force \S+\.sqsh ": "sbcast --force ANSWER ",
+                    r"^# in_step=": "in_step=",
                     r"^# on_first=\(srun": "on_first=(srun",
                 },
             ),
             "apptainer": Question(
-                "image for Apptainer",
+                "image file for Apptainer",
                 PATH,
                 {
-                    r"^# on_node=\((apptainer .* )[^ ]+\)$": r"on_node=(\g<1>ANSWER)",
+                    r"^# sbcast --force \S+\.sif ": "sbcast --force ANSWER ",
+                    r"^# on_node=\(apptainer": "on_node=(apptainer",
                     r'^# on_first=\("\$\{on_node': 'on_first=("${on_node',
                 },
             ),
@@ -163,9 +170,9 @@ def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
         elif not re.fullmatch(questions[name].allowed[1], value):
             problems.append(f"{name}: got {value[:80]!r}; allowed: {questions[name].allowed[0]}")
         answers[name] = value
-    for one, other in (("pyxis", "apptainer"), ("venv", "pyxis"), ("venv", "apptainer"), ("gpus", "gres")):
-        if {one, other} <= answers.keys():
-            problems.append(f"got {one} and {other}; allowed: one of them")
+    for group in (("venv", "venv_tar", "pyxis", "apptainer"), ("gpus", "gres")):
+        if len(both := [name for name in group if name in answers]) > 1:
+            problems.append(f"got {' and '.join(both)}; allowed: one of them")
     if problems:
         raise ExperimentError(f"--cluster {cluster}", problems)
     return answers

@@ -68,7 +68,7 @@ def test_all_answers_make_a_script_that_bash_reads(here: Path) -> None:
     assert asked[0] == "#SBATCH --nodes=16 --cpus-per-task=64 --mem=0"  # gres is in place of --gpus-per-node
     assert asked[-3:] == ["#SBATCH --account=ml", "#SBATCH --partition=h100,a100", "#SBATCH --gres=gpu:a100:4"]
     assert (
-        "\nin_step=(--container-image=/s/h.sqsh " in text
+        '\nsbcast --force /s/h.sqsh "$LOCAL.sqsh" || exit 2\nin_step=(--container-image="$LOCAL.sqsh" ' in text
         and "\non_first=(srun --export=ALL --overlap --nodes=1 " in text
     )
 
@@ -79,7 +79,8 @@ def test_an_image_modules_and_another_name_stand_in_the_script(here: Path) -> No
     text = (here / "n4.sbatch").read_text()
     assert subprocess.run(["bash", "-n", "n4.sbatch"], check=False).returncode == 0
     assert "\nmodule load apptainer cuda/12.4 || exit 2\n" in text
-    assert "\non_node=(apptainer exec --nv --env PYTHONNOUSERSITE=1 /s/h.sif)\n" in text
+    assert '\nsbcast --force /s/h.sif "$LOCAL.sif" || exit 2\non_node=(apptainer exec --nv ' in text
+    assert ' PYTHONNOUSERSITE=1 "$LOCAL.sif")\n' in text
     assert '\non_first=("${on_node[@]}")\n' in text
     assert "sbatch -N $SLURM_JOB_NUM_NODES n4.sbatch" in text and "slurm.sbatch" not in text
 
@@ -117,6 +118,7 @@ def test_manifests_keep_their_form(here: Path) -> None:
         (["--cluster", "slurm", "pyxis=/a", "apptainer=/b"], "got pyxis and apptainer; allowed: one of them"),
         (["--cluster", "slurm", "venv=/v", "pyxis=/a"], "got venv and pyxis; allowed: one of them"),
         (["--cluster", "slurm", "venv=/v", "apptainer=/a"], "got venv and apptainer; allowed: one of them"),
+        (["--cluster", "slurm", "venv_tar=/v", "venv=/a"], "got venv and venv_tar; allowed: one of them"),
         (["--cluster", "slurm", "gpus=8", "gres=gpu:8"], "got gpus and gres; allowed: one of them"),
         (["--cluster", "slurm", "--data", "digits"], "it takes no --script, --workload or --data"),
     ],

@@ -1,8 +1,8 @@
 """Jobs of our batch script under a real SLURM: to a report through interruptions, cancelled, and not started.
 
 ``python -m tests.cluster.batch [--times 5] [--only NAME]``, as root: runs jobs that USR1 interrupts, one that it
-interrupts five times, one whose block is longer than its time limit, one that loses a node, one that is cancelled and
-two without Ray on a node, and prints what happens and when. Exit code 1 if one of them fails.
+interrupts five times, one whose block is longer than its time limit, one that loses a node, one whose venv is packed,
+one that is cancelled and two without Ray on a node, and prints what happens and when. Exit code 1 if one of them fails.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
 import traceback
+import venv
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +114,9 @@ class Job:
         return [command[:80] for command in commands if re.search("raylet|gcs_server|ray start|harness", command)]
 
     def folders(self) -> list[Path]:
-        """Return Ray's folders of the job on the nodes."""
-        return [path for node in self.cluster.nodes for path in (node.folder / "ray").glob(f"ray-{self.id}")]
+        """Return the job's folders and files on the disks of the nodes."""
+        names = (f"ray-{self.id}", f"harness-{self.id}", f"harness-{self.id}.*")
+        return [path for node in self.cluster.nodes for name in names for path in (node.folder / "ray").glob(name)]
 
 
 def submit(
@@ -164,6 +167,26 @@ def interrupt_five_times(cluster: Slurm, home: Path) -> Results:
     return results
 
 
+def from_packed_venv(cluster: Slurm, home: Path) -> Results:
+    """Run a job whose venv each node unpacks to its own disk; it is no longer where it was made."""
+    made, tar = home / "made", home / "venv.tar"
+    venv.create(made)
+    (packages,) = made.glob("lib/python*/site-packages")
+    (packages / "all.pth").write_text("\n".join(path for path in sys.path if path.endswith("site-packages")))
+    (made / "bin/ray").write_text(f"#!{made}/bin/python3\nfrom ray.scripts.scripts import main\nmain()\n")
+    (made / "bin/ray").chmod(0o755)
+    subprocess.run(["tar", "-cf", tar, "-C", made, "."], check=True)
+    shutil.rmtree(made)
+    job = submit(cluster, home, blocks=2, window_s=1.0, VENV_TAR=str(tar))
+    job.wait(lambda: job.trials() >= 1)
+    of_copy = f"/tmp/ray/harness-{job.id}/bin/"
+    for node in cluster.nodes:
+        found = sum(each.split(maxsplit=1)[0].startswith(of_copy) for each in node.commands() if each)
+        job.log(f"{node.name}: {found} processes of {of_copy}")
+        assert found and not any(Path(sys.executable).parent.as_posix() in each for each in node.commands()), job.logs()
+    return completed(job)
+
+
 def without_ray(cluster: Slurm, home: Path) -> None:
     """Run a job whose environment has no ray: it ends at once, and the nodes are free."""
     did_not_start(submit(cluster, home, blocks=2, window_s=1.0, PATH="/usr/sbin:/usr/bin:/bin"), "no ray in ", 15)
@@ -205,7 +228,9 @@ def interrupt_by_time_limit(cluster: Slurm, home: Path) -> Results:
 
 
 def completed(job: Job) -> Results:
-    """Return the results at the job's end; AssertionError unless it was resumed, all trials are ok, nothing is left."""
+    """Return the results at the job's end; AssertionError unless it was resumed if it was queued again, all trials are
+    ok, and nothing is left.
+    """
     job.wait(lambda: job.cluster.state(job.id) in ENDED, 1800)
     job.wait_until_ended("COMPLETED")
     job.wait_until_nodes_are_free()
@@ -214,7 +239,8 @@ def completed(job: Job) -> Results:
     assert set(results.trials["nodes"]) == {1, 2} and results.trials["emulated_compute"].all()
     ended = [each["ended"] for each in results.environment["invocations"]]
     assert ended == ["interrupted"] * job.cluster.restarts(job.id) + ["finished"]
-    assert "the newest unfinished run: it was interrupted" in " ".join(job.output().split())
+    resumed = "the newest unfinished run: it was interrupted" in " ".join(job.output().split())
+    assert resumed == (len(ended) > 1)
     assert (job.run_folder() / "report.html").is_file()
     job.wait_until_nothing_is_left()
     assert job.folders() == []
@@ -263,7 +289,7 @@ def main() -> int:
     parser.add_argument("--only", default="", help="the function of one case")
     given = parser.parse_args()
     cases: list[Callable[[Slurm, Path], object]] = [*[interrupt_by_signal] * given.times, interrupt_five_times]
-    cases += [interrupt_by_time_limit, lose_a_node, cancel, without_ray, without_ray_on_a_node]
+    cases += [interrupt_by_time_limit, lose_a_node, from_packed_venv, cancel, without_ray, without_ray_on_a_node]
     cases = [case for case in cases if given.only in ("", case.__name__)]
     failed = 0
     with (
