@@ -1,12 +1,13 @@
 """What ranks and trials cost in messages, files, memory, seconds: ``python -m tests.benchmarks.scale``.
 
-``[--ranks 8 64 512] [--trials 10 100] [--steps 282] [--json FILE]``. The ranks are threads of the driver: each runs the
-trials of its worker group as a process does (``launch/worker.py``), its windows are made up, and what it gathers goes
-through ``ThreadRanks`` in place of gloo. Driver, record, analysis and report are the real ones. A size has two
-processes, one that records and one that reads and reports, whose peak of memory is that of a report.
+``[--ranks 8 64 512] [--trials 10 100 1000] [--steps 282] [--json FILE]``. The ranks are threads of the driver: each
+runs the trials of its worker group as a process does (``launch/worker.py``), its windows are made up, and what it
+exchanges with others goes through a store as between nodes, also on one. Driver, record, analysis and report are the
+real ones. A size has two processes, one that records and one that reads and reports, whose peak of memory is that of a
+report.
 
-Counted are the bytes that a rank receives from others for a trial, those of the message to the driver, and those of the
-files. They do not depend on cores. Seconds of recording include the made-up ranks.
+Counted are the bytes that a rank receives for a trial, those of the message to the driver, and those of the files. They
+do not depend on cores. Seconds are of CPU unless they say "wall"; those of recording include the made-up ranks.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from harness.record.folder import RunFolder
 from harness.report.html import build_report
 from tests.benchmarks.figures import UNCHECKED, measured_apart, table_of_numbers, write_figures
 
-RANKS, TRIALS, STEPS = (8, 64, 512), (10, 100), 282
+RANKS, TRIALS, STEPS = (8, 64, 512), (10, 100, 1000), 282
 BLOCKS, PER_NODE = 5, 8
 COLUMNS = {
     "ranks": "ranks",
@@ -42,11 +43,14 @@ COLUMNS = {
     "by_rank_kib": "facts by rank, KiB",
     "steps_kib": "steps, KiB",
     "environment_kib": "environment, KiB a group",
+    "files_mib": "all files, MiB",
     "pairs": "pairs of links",
     "record_s": "record, s a trial",
+    "record_wall_s": "record, wall s",
     "read_s": "read, s",
     "analyse_s": "analyse, s",
     "report_s": "report, s",
+    "report_wall_s": "read to report, wall s",
     "peak_mib": "peak of report, MiB",
 }
 """Of a trial of all ranks, unless they say otherwise."""
@@ -71,21 +75,23 @@ def recorded(ranks: int, trials: int, steps: int, folder: Path) -> dict[str, flo
 
     from harness.measure import links
     from harness.run.execution import Execution
-    from tests.benchmarks.thread_ranks import Meeting, ThreadLauncher, ThreadRanks, make_up_ranks
+    from harness.train.ranks import Ranks
+    from tests.benchmarks.thread_ranks import ThreadLauncher, make_up_ranks
 
     make_up_ranks(steps)
+    sys.setswitchinterval(0.1)  # by default each of 511 waiting threads asks for Python's lock every 5 ms
     plan = plan_of(ranks, trials)
     run = RunFolder.create(folder, plan.experiment, plan, "name: scale\n")
     launcher = ThreadLauncher(plan, ranks)
-    began = time.perf_counter()
+    began, began_cpu = time.perf_counter(), time.process_time()
     Execution(plan, run, launcher, lambda event: None).run()
-    seconds = time.perf_counter() - began
+    wall_s, cpu_s = time.perf_counter() - began, time.process_time() - began_cpu
     lines = [line for line in run.trial_lines() if line["devices"] == ranks]
     assert len(lines) == launcher.trials and {line["outcome"] for line in lines} == {"ok"}, run.path
     names = [f"{line['trial_id']}-{line['attempt']}" for line in lines]
     groups = [line for line in (run.path / "environment.jsonl").read_bytes().splitlines() if b'"start_s"' in line]
     nodes = [links.Device(f"node {rank // PER_NODE}", None, None) for rank in range(ranks)]
-    place = ThreadRanks(0, ranks, 0, 0, "node 0", "10.0.0.0", (torch.device("cpu"),), meeting=Meeting(1))
+    place = Ranks(0, ranks, 0, 0, "node 0", "10.0.0.0", (torch.device("cpu"),))
     written = (run.path / "trials.jsonl").read_bytes().splitlines()
     return {
         "ranks": ranks,
@@ -100,25 +106,28 @@ def recorded(ranks: int, trials: int, steps: int, folder: Path) -> dict[str, flo
         )
         / 2**10,
         "environment_kib": max(map(len, groups)) / 2**10,
+        "files_mib": sum(file.stat().st_size for file in run.path.rglob("*") if file.is_file()) / 2**20,
         "pairs": len(links.pairs(place, "gloo", nodes)),
-        "record_s": seconds / len(lines),
+        "record_s": cpu_s / len(lines),
+        "record_wall_s": wall_s,
     }
 
 
 def reported(folder: Path) -> dict[str, float]:
     """Read the run, make its tables and its report; return the seconds of each and the peak of memory in MiB."""
     (run,) = (folder / "scale").iterdir()
-    results, seconds = load(run), list[float]()
+    results, seconds, began_wall = load(run), list[float](), time.perf_counter()
     for work in (
         lambda: (results.lines, results.steps, results.epochs, results.checks),
         lambda: [getattr(results, name) for name in TABLES],
         lambda: build_report(results),
     ):
-        began = time.perf_counter()
+        began = time.process_time()
         work()
-        seconds.append(time.perf_counter() - began)
-    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
-    return dict(zip(("read_s", "analyse_s", "report_s"), seconds, strict=True)) | {"peak_mib": peak_mib}
+        seconds.append(time.process_time() - began)
+    wall_s, peak_mib = time.perf_counter() - began_wall, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+    of_parts = dict(zip(("read_s", "analyse_s", "report_s"), seconds, strict=True))
+    return {**of_parts, "report_wall_s": wall_s, "peak_mib": peak_mib}
 
 
 def measure(ranks: int, trials: int, steps: int) -> dict[str, float]:
@@ -146,7 +155,7 @@ def main() -> int:
     table = table_of_numbers(f"Ranks of {PER_NODE} a node, {given.steps} timed steps a trial", COLUMNS.values())
     for row in rows:
         table.add_row(*(f"{row[name]:,.4g}" for name in COLUMNS))
-    Console(width=180).print(table)
+    Console(width=200).print(table)
     if given.json:
         write_figures(given.json, rows)
     return 0
