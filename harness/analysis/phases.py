@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from operator import itemgetter
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -22,11 +22,11 @@ from harness.analysis.common import (
     measured,
     order,
     rows_of,
-    trial_key,
 )
 from harness.analysis.stats import mean_interval
 from harness.analysis.step_times import trial_starts
 from harness.plan.run_environment import RunEnvironment
+from harness.record.frames import records
 from harness.record.schema import DESCRIPTION, HOST_PHASES, LEDGER, PHASES
 
 NAMES = ("wait_s", "idle_s", "copy_s", "forward_s", "backward_s", "optimizer_s", "rest_s")
@@ -110,7 +110,7 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 
 ROWS = 50_000
 WINDOW_COLUMNS = (
-    *(*KEYS, "rank", "window", "window_kind", "duration_s", "steps"),
+    *("rank", "window", "window_kind", "duration_s", "steps"),
     *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
 )
 
@@ -139,59 +139,81 @@ class Timing:
 def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
     """Return the timing of every trial that was timed, by its id and attempt. The rows of a trial stand together."""
     found: dict[TrialKey, Timing] = {}
-    # of whole trials, about ROWS windows at a time: as rows they need most of a report's memory
+    # of whole trials, about ROWS windows at a time: a part takes several times the memory of its rows
     starts = trial_starts(windows)
+    keys = [(str(row.trial_id), int(row.attempt)) for row in rows_of(windows[KEYS].iloc[starts])]
+    trial = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(windows)))
     after = np.searchsorted(starts, np.arange(0, len(windows), ROWS))  # of the trials that begin there or later
     for first, last in pairwise([*np.unique(starts[after[after < len(starts)]]), len(windows)]):
-        part = windows[[*WINDOW_COLUMNS]].iloc[first:last]
-        lost_s = _waited_s(part).fillna(0.0)
-        is_marked = part["wait_s"].notna() | part["idle_s"].notna()
-        known = part.assign(lost_s=lost_s, is_marked=is_marked, in_turn_s=part["in_turn_s"].fillna(0.0))
-        for key, rows in grouped(rows_of(known), trial_key).items():
-            if timing := _timing(rows):
-                found[key] = timing
+        part = windows[[*WINDOW_COLUMNS]].iloc[first:last].reset_index(drop=True)
+        known = part.assign(
+            trial=trial[first:last],
+            lost_s=_waited_s(part).fillna(0.0),
+            is_marked=part["wait_s"].notna() | part["idle_s"].notna(),
+            in_turn_s=part["in_turn_s"].fillna(0.0),
+        )
+        of_trials = {trial: _timing(rows) for trial, rows in grouped(_of_all_ranks(known), _trial).items()}
+        timed = {trial: timing for trial, timing in of_trials.items() if timing}
+        alone = _alone(known, {trial: timing.wait_s for trial, timing in timed.items()})
+        found |= {keys[trial]: replace(timing, **alone.get(trial, {})) for trial, timing in timed.items()}
     return found
 
 
+def _trial(row: Row) -> int:
+    return int(row["trial"])
+
+
+def _of_all_ranks(windows: pd.DataFrame) -> Rows:
+    """Return each window over its ranks: the time of the slowest, and the wait of the one that waited longest.
+
+    Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
+    whichever of them made the others wait.
+    """
+    known = windows[windows["window_kind"].isin(["timed", "phases", "together"])]
+    by_window = known.groupby(["trial", "window_kind", "window"], sort=False)
+    slowest, waiting = (windows.loc[by_window[name].idxmax()] for name in ("duration_s", "lost_s"))
+    return rows_of(slowest.assign(lost_s=waiting["lost_s"].array, is_marked=waiting["is_marked"].array))
+
+
 def _timing(rows: Rows) -> Timing | None:
-    """Return the timing of a trial from its windows, with ``lost_s`` and ``is_marked``; None without a timed one."""
+    """Return the timing of a trial from its windows over their ranks; None without a timed one."""
     kinds = grouped(rows, lambda row: row["window_kind"])
-    timed, phases, together = (_of_all_ranks(kinds.get(kind, [])) for kind in ("timed", "phases", "together"))
+    timed, phases, together = (kinds.get(kind, []) for kind in ("timed", "phases", "together"))
     if not timed:
         return None
     marked = timed if any(window["is_marked"] for window in timed) else phases
     lost_s = sum(window["lost_s"] for window in marked)
     wait_s = lost_s / sum(window["steps"] for window in marked) if marked else 0.0
     is_known = any(window["is_marked"] for window in marked)
-    alone = kinds.get("alone", [])
-    slowest_s = steps = 0.0
-    for ranks in grouped(alone, lambda row: row["window"]).values():
-        slowest_s += ranks[0]["steps"] * max(_net_step_s([row], wait_s) for row in ranks)
-        slowest_s += ranks[0]["in_turn_s"]
-        steps += ranks[0]["steps"]
     return Timing(
         step_mean_s=sum(window["duration_s"] for window in timed) / sum(window["steps"] for window in timed),
         wait_s=wait_s,
         wait_fraction=lost_s / sum(window["duration_s"] for window in marked) if is_known else None,
-        alone_s={
-            rank: _net_step_s(of_rank, wait_s) for rank, of_rank in grouped(alone, lambda row: int(row["rank"])).items()
-        },
-        slowest_s=slowest_s / steps if steps else None,
+        alone_s={},
+        slowest_s=None,
         together_s=_net_step_s(together, wait_s) if together else None,
     )
 
 
-def _of_all_ranks(rows: Rows) -> Rows:
-    """Return each window over its ranks: the time of the slowest, and the wait of the one that waited longest.
+def _alone(windows: pd.DataFrame, wait_s: Mapping[int, float]) -> dict[int, dict[str, Any]]:
+    """Return ``alone_s`` and ``slowest_s`` of trials with windows without exchange; ``wait_s``: the usual wait of each.
 
-    Windows begin together, so the slowest rank ends each; and ranks that exchange gradients end a step together,
-    whichever of them made the others wait.
+    The rows have each rank of each window: hundreds of a trial, which are reduced as a frame.
     """
-    windows = []
-    for ranks in grouped(rows, lambda row: row["window"]).values():
-        slowest, waiting = max(ranks, key=itemgetter("duration_s")), max(ranks, key=itemgetter("lost_s"))
-        windows.append(Row(slowest, lost_s=waiting["lost_s"], is_marked=waiting["is_marked"]))
-    return windows
+    known = windows[(windows["window_kind"] == "alone") & windows["trial"].isin(list(wait_s))]
+    usual_s = known["steps"] * known["trial"].map(wait_s)
+    known = known.assign(left_s=known["duration_s"] - known["lost_s"].where(known["is_marked"], usual_s))
+    known = known.assign(net_s=known["left_s"] / known["steps"])
+    by_window = known.groupby(["trial", "window"], sort=False)
+    each = by_window.agg(steps=("steps", "first"), net_s=("net_s", "max"), in_turn_s=("in_turn_s", "first"))
+    sums = each.assign(slowest_s=each["steps"] * each["net_s"] + each["in_turn_s"]).groupby("trial").sum()
+    slowest_s = (sums["slowest_s"] / sums["steps"]).astype(float).to_dict()
+    of_ranks = known.groupby(["trial", "rank"], sort=False)[["left_s", "steps"]].sum().reset_index()
+    of_ranks = of_ranks.assign(step_s=of_ranks["left_s"] / of_ranks["steps"])
+    alone_s: dict[int, dict[int, float]] = {}
+    for row in records(of_ranks):
+        alone_s.setdefault(row["trial"], {})[row["rank"]] = row["step_s"]
+    return {trial: {"alone_s": step_s, "slowest_s": slowest_s[trial]} for trial, step_s in alone_s.items()}
 
 
 def _net_step_s(windows: Rows, usual_wait_s: float) -> float:
