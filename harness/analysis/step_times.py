@@ -28,12 +28,20 @@ class StepTimes:
 
     @cached_property
     def by_trial(self) -> pd.DataFrame:
-        """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data."""
+        """One row a trial: the quartiles of its step times, and the fraction of them spent waiting for data.
+
+        That is of each step's longest wait and its slowest rank, as recorded or, with ``keep_steps: all``, found here.
+        """
         quartiles = [np.quantile(step_s, (0.25, 0.5, 0.75)) for step_s in self.column("step_s")]
         values = np.array(quartiles, dtype=float).reshape(-1, 3)
         frame = pd.DataFrame(values, columns=["q1_s", "step_median_s", "q3_s"], index=self.trials)
-        pairs = zip(self.column("wait_s"), self.column("step_s"), strict=True)
-        return frame.assign(wait_fraction=np.array([np.nansum(wait_s) / step_s.sum() for wait_s, step_s in pairs]))
+        names = ("wait_s", "step_s", "mean_s", "rank")
+        fractions = []
+        for wait_s, step_s, mean_s, rank in zip(*map(self.column, names), strict=True):
+            ranks = len(np.unique(rank)) if np.isnan(mean_s[0]) else 1  # the steps of each rank stand together
+            longest_s, slowest_s = (np.fmax.reduce(each.reshape(ranks, -1)) for each in (wait_s, step_s))
+            fractions.append(np.nansum(longest_s) / slowest_s.sum())
+        return frame.assign(wait_fraction=np.array(fractions, dtype=float))
 
     @cached_property
     def stalled(self) -> set[TrialKey]:

@@ -211,7 +211,7 @@ def test_facts_of_a_trial_become_doubts(facts: dict[str, Any], doubt: tuple[str,
 
 def test_the_cores_of_other_programs_are_the_nodes_time_less_all_its_ranks_and_wide_steps_are_a_doubt() -> None:
     one = line("single")
-    columns = {"step_s": [np.array([0.1, 0.2] * 5)], "wait_s": [np.zeros(10)]}
+    columns = {name: [np.zeros(10)] for name in ("wait_s", "mean_s", "rank")} | {"step_s": [np.array([0.1, 0.2] * 5)]}
     times = replace(steps_of([one]), column=columns.__getitem__)
     assert doubts_of([one], times=times) == [("wide spread",)]
     ranks = [{"watched_s": 2.0, "own_cpu_s": 1.5, "node_cpu_s": 4.0}] * 2

@@ -260,6 +260,17 @@ def test_each_attempt_has_the_quartiles_of_its_timed_steps_in_whatever_order_the
     assert by_trial.loc[("a", 2), "step_median_s"] == 2.0
 
 
+def test_the_fraction_of_waiting_is_that_of_longest_waits_and_slowest_ranks_also_if_all_ranks_steps_are_kept() -> None:
+    kept = [[step("t", 1, 1.0, 0.5), step("t", 1, 4.0, 0.0)], [step("t", 1, 2.0, 0.0), step("t", 1, 3.0, 1.0)]]
+    every = [{**row, "rank": rank} for rank, rows in enumerate(kept) for row in rows]
+    reduced = [
+        {**step("t", 1, 2.0, 0.5), "mean_s": 1.5, "rank": 1},
+        {**step("t", 1, 4.0, 1.0), "mean_s": 3.5, "rank": 0},
+    ]
+    for rows in (every, reduced):
+        assert step_times(STEPS.frame(rows)).by_trial["wait_fraction"].tolist() == [1.5 / 6.0]
+
+
 def test_only_the_trials_that_count_are_in_a_cells_steps_and_without_steps_there_are_none() -> None:
     counted = pd.DataFrame({"trial_id": ["a", "b", "c"], "attempt": [2, 1, 1], "cell_id": ["x", "y", "z"]})
     steps = {cell_id: values.tolist() for cell_id, values in TIMES.of_cells(counted, "step_s").items()}
