@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from harness.analysis.improvements import CONFIRMATION, SCREENING
 from harness.analysis.verdict.rules import HOST as IDLE
+from harness.record.schema import IMPROVEMENTS
 from harness.report.sentences import LINES, MOST_PARTS
+from harness.report.tables.ratios import improvements_table
 from harness.report.tables.text import NO_BREAK
 from tests.report.test_causes import cause
 from tests.report.test_verdict import (
@@ -259,3 +262,12 @@ def test_what_was_tried_has_a_line_with_its_time_and_its_interval_only_if_it_was
     (line,) = lines(statement)["TRIED"]
     assert line.replace(NO_BREAK, " ").startswith("ddp on 8 devices · batch 32/device: 4 options tried in 3 min 20 s")
     assert line.replace(NO_BREAK, " ").endswith(words)
+
+
+def test_in_the_table_of_what_was_tried_a_confirmation_alone_has_an_interval() -> None:
+    ratio = {"ratio": 2.0, "low": 1.8, "high": 2.2, "blocks": 4, "excludes_one": True, "unit": "samples"}
+    steps = [{**ratio, "step": step, "changes": "loader.workers: 2"} for step in (SCREENING, CONFIRMATION)]
+    screened, confirmed = improvements_table(IMPROVEMENTS.frame(steps)).lines
+    shown = [cell.replace(NO_BREAK, " ") for line in (screened, confirmed) for cell in line.cells if cell[:1] == "2"]
+    assert shown == ["2.000", "2.000 (1.800 to 2.200)"]
+    assert (screened.kind, confirmed.kind) == ("", "base")
