@@ -122,7 +122,8 @@ def observe(subject: Subject) -> Samples:
         first, again = [], []
     cached = subject.cell.data != "synthetic_device" and _is_cached(*read_s)
     if cached:  # other load may have delayed the first reading: of the samples beside these too
-        beside = [(0, index + 1) for index in indices if index + 1 not in indices][:-1]
+        half = max(1, size // PROBES // 2)  # what is read with a sample's neighbours is cached with it
+        beside = [(0, index + half) for index in indices if index + half not in indices][:-1]
         cached = bool(beside) and _is_cached(*(_timed(seeded, beside)[1] for _ in range(2)))
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
@@ -105,7 +105,7 @@ def digests_of_state(model: nn.Module) -> Mapping[str, str]:
     found: dict[str, str] = {}
     for path, module in model.named_modules():
         prefix = f"{path}." if path else ""
-        buffers = {} if isinstance(module, _BatchNorm) else dict(module.named_buffers(recurse=False))
+        buffers = {} if isinstance(module, _NormBase) else dict(module.named_buffers(recurse=False))
         attributes = {name: value for name, value in vars(module).items() if name not in OWN}
         for name, value in {**buffers, **attributes}.items():
             with suppress(Exception):  # a tensor without a digest, such as one of the meta device, is not compared

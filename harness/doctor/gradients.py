@@ -21,7 +21,7 @@ from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.precision import LOW_PRECISIONS
 from harness.train.training import Training, whole_tensor
-from harness.train.workloads import Workload, collate_of, innermost
+from harness.train.workloads import Workload, collate_of, copied, innermost
 
 LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"
@@ -148,6 +148,7 @@ def observe(subject: Subject) -> Products:
     [(_, whole)] = subject.stream(1, whole=True)
 
     def attempt(frozen: Frozen) -> tuple[dict[str, Tensor], bool]:
+        frozen.inner = copied(subject.workload)  # such as a teacher that its first loss() makes
         return _gradients(subject.training(frozen), subject.stream(1)[0], innermost(frozen), keep=subject.ranks.first)
 
     try:
@@ -158,6 +159,7 @@ def observe(subject: Subject) -> Products:
         with group_of_one(subject.device):
             if not subject.ranks.first:
                 return Products()
+            frozen.inner = copied(subject.workload)
             alone = subject.single_device_training(frozen)
             expected, _ = _gradients(alone, subject.stream(1, whole=True)[0], innermost(frozen))
     except (torch.OutOfMemoryError, SkipTrial):  # the global batch does not fit on one device: no comparison
@@ -200,7 +202,8 @@ def judge(seen: Sequence[Products], case: Case) -> Iterator[Finding]:
     differ = sorted(products, key=lambda name: relative(*products[name]), reverse=True)
     names = [name for name in differ if relative(*products[name]) > MAX_DIFFERENCE]
     advice = "loss() must be a sum of independent terms, one a sample: no normalisation over the batch, no dependence "
-    advice += "between samples, no state of one rank"
+    advice += "between samples, no state of one rank; if samples are compared within a batch, gather their embeddings "
+    advice += "on all ranks, or nothing if the recipe means each device's part"
     if seen[0].sparse:
         advice = (
             "compare the model with sparse=False: torch's ddp can divide the gradients of other layers twice beside a "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import re
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -46,8 +47,13 @@ _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
-WAITING = ("/torch/distributed/", "/torch/autograd/", "/harness/train/ranks.py", "/harness/launch/subgroups.py")
+WAITING = (
+    *("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py"),
+    *("/harness/train/ranks.py", "/harness/launch/subgroups.py"),
+)
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
+DISPATCH = "/torch/_ops.py"
+"""The file of the call of any operator, a collective as any other."""
 OURS = "/harness/"
 IDLE = {"_wait_for_ends", "wait_for_turn"}
 """The functions in the stack of a rank that waits for a trial of other ranks (launch/subgroups.py)."""
@@ -302,11 +308,19 @@ def waiting_places(stacks: Mapping[int, str]) -> str:
     """Return 'waiting for other ranks: rank 0 in loss (own.py:12)': a place in the user's code if there is one."""
     places: dict[str, list[int]] = {}
     for rank, frames in training_threads(stacks).items():
-        if frames and any(part in frames[0].file for part in WAITING):
+        if _waits(frames):
             callers = (frame for frame in frames if not any(part in frame.file for part in (*WAITING, STANDARD)))
             places.setdefault(str(in_users_code(frames) or next(callers, frames[0])), []).append(rank)
     each = [f"rank {', '.join(map(str, ranks))} in {place}" for place, ranks in list(places.items())[:3]]
     return f"waiting for other ranks: {'; '.join(each)}" if each else ""
+
+
+def _waits(frames: Sequence[Frame]) -> bool:
+    """Return whether the innermost of these frames waits for other ranks: in a collective, or in wait() of a handle."""
+    inside = next((frame for frame in frames if DISPATCH not in frame.file), None)
+    if inside is None:
+        return False
+    return any(part in inside.file for part in WAITING) or ".wait()" in linecache.getline(inside.file, inside.line)
 
 
 def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
@@ -316,7 +330,7 @@ def held_up_by(stacks: Mapping[int, str]) -> tuple[int, Frame | None] | None:
     """
     threads = training_threads(stacks)
     for rank, frames in threads.items():
-        if frames and not any(part in frames[0].file for part in WAITING):
+        if frames and not _waits(frames):
             ours = (frame for frame in frames if OURS in frame.file)
             return rank, in_users_code(frames) or next(ours, frames[0])
     without_stack = [rank for rank, frames in threads.items() if not frames]

@@ -65,16 +65,27 @@ class WholeSet:
 def call_evaluate(workload: object, model: nn.Module, loader: WholeSet) -> dict[str, float]:
     """Return what the workload's evaluate() returns, in eval mode; raise WorkloadError if it is no {name: number}."""
     evaluate: Callable[[nn.Module, WholeSet], Mapping[str, float]] = getattr(workload, "evaluate")  # noqa: B009
-    model.eval()
-    try:
-        with torch.no_grad():
-            values = evaluate(model, loader)
-    finally:
-        model.train()
+    with evaluating(model), torch.no_grad():
+        values = evaluate(model, loader)
     try:
         return {str(name): float(value) for name, value in values.items()}
     except (AttributeError, TypeError, ValueError, RuntimeError):
         raise WorkloadError(f"evaluate() must return {{name: number}}; got {describe(values)}") from None
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Put a model in eval mode for a block, then in train mode but for those of its modules that were not, as frozen
+    norms.
+    """
+    frozen = [module for module in model.modules() if not module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train()
+        for module in frozen:
+            module.training = False
 
 
 class Evaluator:
@@ -124,15 +135,14 @@ class Evaluator:
         if self._ranks.world_size > 1:
             for buffer in model.buffers():
                 dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
-        model.eval()
         totals: dict[str, list[float]] = {}  # this rank's sum and weight of the loss and of each metric
-        for share, batch in self._data.batches_once(dataset):
-            for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
-                entry = totals.setdefault(name, [0.0, 0.0])
-                entry[0] += total
-                entry[1] += weight
-            self._advance()
-        model.train()
+        with evaluating(model):
+            for share, batch in self._data.batches_once(dataset):
+                for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
+                    entry = totals.setdefault(name, [0.0, 0.0])
+                    entry[0] += total
+                    entry[1] += weight
+                self._advance()
         # a rank may lack a metric, as that of a class which none of its samples has, or have them in another order
         names = list(dict.fromkeys(chain(*self._ranks.gather(list(totals)))))
         sums = self._ranks.sum([value for name in names for value in totals.get(name, (0.0, 0.0))])

@@ -6,7 +6,7 @@ import gc
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from torch.utils.data import default_collate
 
 from harness.measure.stepper import TrainingData
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, Share, endless_shares, pickle_digest, value_digest
+from harness.train.loader import Batches, NoDigest, Share, endless_shares, pickle_digest, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.precision import LOW_PRECISIONS, REDUCED
@@ -138,7 +138,9 @@ def why_random(load: Callable[[Collate], object], collate: Collate | None, ranks
         drew.append(drawn())
         return batch
 
-    differs = len({value_digest(load(watched), objects=False) for _ in range(2)}) > 1
+    differs = False
+    with suppress(NoDigest):
+        differs = len({value_digest(load(watched)) for _ in range(2)}) > 1
     if any(ranks.gather(any(drew))):
         return "collate draws random numbers"
     reason = "a batch changes when it is read again: the data set or collate draws from a generator of its own"

@@ -21,6 +21,13 @@ KNOWN_ERRORS: Mapping[str, str] = {
         "if it occurs under ddp alone, a second forward pass in loss() broadcasts buffers that the first saved: one "
         "forward pass of both inputs together, or ddp.broadcast_buffers: [false] in the grid"
     ),
+    r"training graph has changed in this iteration": (
+        "ddp.static_graph: [false] in the grid: it is for steps that use the same parameters"
+    ),
+    r"expects same model across all ranks": "a model that depends on neither the rank nor an unseeded draw",
+    r"does not support deepcopy": (
+        "a copy of the weights, as of an average, that is made in build_model(), before the model is sharded"
+    ),
     r"does not support parameters with no gradients|mixed torch\.tensor and dtensor": (
         "fsdp gathers the parameters of a unit in the unit's forward: use them there only, or return the modules "
         "that are used together from shard_units(model)"
@@ -39,7 +46,8 @@ KNOWN_ERRORS: Mapping[str, str] = {
         "more shared memory in the container (docker run --shm-size=8g; Kubernetes: an emptyDir of medium Memory at "
         "/dev/shm), or loader.workers: [0] in the grid"
     ),
-    r"stack expects each tensor to be equal size|default_collate: batch must contain|not resizable": (
+    r"stack expects each tensor to be equal size|default_collate: batch must contain|not resizable"
+    r"|each element in list of batch should be of equal size": (
         "a method collate(samples) of the workload that pads samples of different shape, or takes those that torch's "
         "default cannot stack"
     ),
@@ -51,6 +59,9 @@ KNOWN_ERRORS: Mapping[str, str] = {
     ),
     r"device-side assert": "device: cpu shows the line; often a label is beyond the number of classes",
     r"torch\._dynamo|backendcompilerfailed|inductorerror": "compile: [false] measures the cell uncompiled",
+    r"dataloader worker .*(?:exited unexpectedly|killed by signal)": (
+        "more memory, or fewer loader.workers; loader.workers: [0] in the grid shows an error of the data set itself"
+    ),
     r"duplicate gpu detected": "oversubscribe: true lets several ranks share a GPU, with gloo",
 }
 """Patterns that are searched for in the message of an error, in lower case, with what follows the words 'remedy:'.

@@ -103,7 +103,8 @@ class SkipPolicy:
             if finding["check"] == DIVERGENCE:
                 self._diverging[key] = finding["seen"]
         losses = [float(str(loss)) for loss in result.steps.get("loss", ())] if key in self._diverging else []
-        grew = bool(losses) and diverges([losses[0], max(losses)])
+        half = len(losses) // 2  # the first loss may be near zero, as of a queue that fills
+        grew = bool(half) and diverges([max(losses[:half]), max(losses[half:])])
         grew |= result.outcome == "diverged" or result.reason.startswith(DIVERGES)
         if grew and trial.scenario in TRAININGS:  # a check takes other steps
             self._diverged.add(trial.cell)

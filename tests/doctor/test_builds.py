@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.doctor import subject
+from harness.doctor import gradients, subject
 from harness.doctor.examine import examine
 from harness.doctor.subject import FewBuilds
 from tests.doctor.healthy import Healthy, Net
@@ -127,3 +127,22 @@ def test_a_model_whose_hooks_hold_it_is_built_each_time() -> None:
     few = FewBuilds(KeepsFeatures())
     for model in (few.build_model(), few.build_model()):
         assert model(torch.ones(2, 4)).shape == (2, 1)
+
+
+class Ramps(Healthy):
+    """Keeps a state that its first loss() makes, as a teacher or a weight that grows step by step."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        self.calls = getattr(self, "calls", 0) + 1
+        total, weight = super().loss(model, batch)
+        return self.calls * total, weight
+
+
+def test_the_trainings_that_are_compared_share_no_state_of_the_workload() -> None:
+    workload = Ramps()
+    subject = subject_of(workload, cell_for("dp", 2), devices=2)
+    seen = gradients.observe(subject)
+    assert seen.products and not seen.unknown
+    cross, one, own = (sum(values[i] for values in seen.products.values()) for i in range(3))
+    assert cross == pytest.approx(one, rel=1e-3) and own == pytest.approx(one, rel=1e-3)
+    assert not hasattr(workload, "calls")

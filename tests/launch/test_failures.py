@@ -24,6 +24,7 @@ from harness.launch.failures import (
     from_hang,
     from_launch,
     from_memory_monitor,
+    held_up_by,
     last_line,
     lost_if_waiting,
     of_its_trial,
@@ -72,6 +73,33 @@ class ActorDied(Exception):
 
 def rank_failure(rank: int, reason: str, kind: str = "RuntimeError", outcome: Outcome = "error") -> TrialResult:
     return TrialResult("t", outcome, reason, error_type=kind, error_rank=rank)
+
+
+MINE = """
+import torch.distributed as dist
+work = dist.all_reduce(x, async_op=True)
+work.wait()
+x = data[0]
+"""
+
+
+@pytest.mark.parametrize(
+    "innermost",
+    [
+        '  File "/env/torch/nn/parallel/distributed.py", line 1600 in forward',
+        '  File "/env/torch/_ops.py", line 900 in __call__\n  File "/env/torch/distributed/_f.py", line 9 in f',
+        '  File "{mine}", line 4 in loss',
+    ],
+)
+def test_the_rank_that_hangs_is_told_from_one_that_waits_for_it(tmp_path: Path, innermost: str) -> None:
+    """The wait is in ddp's forward, in a functional collective, or in wait() of a handle in the user's own line."""
+    (mine := tmp_path / "mine.py").write_text(MINE)
+    rest = f'  File "{mine}", line 3 in loss\n  File "/h/harness/launch/worker.py", line 9 in run_group\n'
+    head = "Current thread 0x1 (most recent call first):\n"
+    waits = f"{head}{innermost.format(mine=mine)}\n{rest}"
+    hangs = f'{head}  File "{mine}", line 5 in __getitem__\n{rest}'
+    rank, frame = held_up_by({0: waits, 1: hangs}) or (None, None)
+    assert (rank, str(frame)) == (1, "__getitem__ (mine.py:5)")
 
 
 PEER = "RuntimeError on rank 0: [gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:3"

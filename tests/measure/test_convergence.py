@@ -18,22 +18,22 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Convergence
 from harness.errors import WorkloadError
 from harness.measure import convergence
-from harness.measure.convergence import COLLECT_STEPS, MOST_RECORDED, Epochs, Evaluator, StepLosses
+from harness.measure.convergence import COLLECT_STEPS, MOST_RECORDED, Epochs, Evaluator, StepLosses, evaluating
 from harness.measure.stepper import TrainingData
 from harness.measure.window import HostTimer, measure_window
 from harness.plan.cell import Cell
 from harness.train import checkpoint, loader
 from harness.train.checkpoint import CheckpointManager
 from harness.train.loader import Share
-from harness.train.ranks import Ranks
+from harness.train.ranks import Ranks, StoreExchange
 from harness.train.training import Training
-from tests.benchmarks.thread_ranks import Meeting, ThreadRanks
 
 pytestmark = pytest.mark.usefixtures("no_group")
 
@@ -219,10 +219,11 @@ def test_metrics_of_the_ranks_are_added_by_name_whatever_their_order_and_what_a_
         [{"loss": (1.0, 2.0), "of_a": (1.0, 2.0)}, {"of_b": (3.0, 3.0), "loss": (3.0, 2.0)}],
         [{"of_b": (1.0, 5.0), "loss": (4.0, 4.0)}],
     ]
-    meeting = Meeting(2)
+    store = dist.HashStore()  # type: ignore[attr-defined]
 
     def means(rank: int) -> dict[str, float]:
-        ranks = ThreadRanks(rank, 2, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),), meeting=meeting)
+        exchange = StoreExchange(store, rank, 2)
+        ranks = Ranks(rank, 2, rank, 0, "n", "127.0.0.1", (torch.device("cpu"),), exchange=exchange)
         batches = lambda dataset: ((None, batch) for batch in counted[rank])  # noqa: E731
         data: Any = SimpleNamespace(ranks=ranks, copier=lambda: lambda batch: batch, batches_once=batches)
         data.validation, data.workload = None, object()
@@ -371,3 +372,11 @@ def test_a_workloads_own_schedule_and_its_steps_go_on_in_a_resumed_training(tmp_
     rest = epochs_of(cell, 3, tmp_path, workload=second)
     assert rest.resumed_epoch == 2 and rest.rows[-1]["learning_rate"] == pytest.approx(0.1 / 9)
     assert (first.after, second.after) == ([0, 1, 2, 3, 4, 5], [6, 7, 8])
+
+
+def test_a_module_that_is_frozen_in_eval_mode_is_so_after_an_evaluation_too() -> None:
+    model = nn.Sequential(nn.Dropout(), nn.Sequential(nn.BatchNorm1d(3), nn.Dropout()))
+    model[1][0].eval()  # type: ignore[index]
+    with evaluating(model):
+        assert not any(module.training for module in model.modules())
+    assert [name for name, module in model.named_modules() if not module.training] == ["1.0"]

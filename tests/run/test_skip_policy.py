@@ -155,6 +155,8 @@ def diverging(plan: Plan, **more: Any) -> tuple[Trial, TrialResult]:
 
 
 GREW = {"loss": np.array([1.0, 20.0, 400.0, 100.0])}
+ROSE = {"loss": np.array([0.2, 3.1, 4.2, 4.0])}
+"""As of a queue of negatives, which is empty in the first step."""
 FELL = {"loss": np.array([1.0, 3.0, 0.5])}
 REASON = "preflight: divergence, also when tried once: 7 (to reproduce it on purpose: allow: [divergence])"
 
@@ -162,7 +164,14 @@ REASON = "preflight: divergence, also when tried once: 7 (to reproduce it on pur
 @pytest.mark.parametrize("severity", ["warning", "error"])
 @pytest.mark.parametrize(
     ("outcome", "steps", "tried"),
-    [("diverged", {}, True), ("ok", GREW, True), ("ok", FELL, False), ("oom", {}, False), ("lost", {}, False)],
+    [
+        ("diverged", {}, True),
+        ("ok", GREW, True),
+        ("ok", FELL, False),
+        ("ok", ROSE, False),
+        ("oom", {}, False),
+        ("lost", {}, False),
+    ],
 )
 def test_a_cell_that_the_doctor_saw_diverge_is_tried_once(
     plan: Plan, severity: str, outcome: Outcome, steps: Any, *, tried: bool

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -88,9 +89,17 @@ def innermost(workload: Workload) -> Workload:
 def collate_of(workload: Workload, *, training: bool = True) -> Collate | None:
     """Return the workload's own ``collate`` for training or validation; None if torch's default is to be used."""
     collate: Callable[..., object] | None = getattr(workload, "collate", None)
-    if collate is None or len(inspect.signature(collate).parameters) < 2:
+    if collate is None or "training" not in inspect.signature(collate).parameters:  # further options are its own
         return collate
     return partial(collate, training=training)
+
+
+def copied(workload: Workload) -> Workload:
+    """Return a copy, of the workload inside wrappers too: what one training sets does not reach another."""
+    made = copy.copy(workload)
+    if isinstance(made, Wrapper):
+        made.inner = copied(made.inner)
+    return made
 
 
 def module_of(name: str) -> str:

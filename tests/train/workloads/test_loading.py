@@ -5,7 +5,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +49,26 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def cell(workload: str, **changes: object) -> Cell:
     return replace(Cell(workload, None, None, "single", "cpu", 1, 1, "weak", 1, 1), **changes)  # type: ignore[arg-type]
+
+
+class Collates:
+    """A collator whose call has an option of its own, as those of Hugging Face."""
+
+    def __call__(self, samples: list[object], return_tensors: str | None = None) -> tuple[list[object], str | None]:
+        return samples, return_tensors
+
+
+def test_a_collate_gets_training_only_if_it_asks_for_it() -> None:
+    asks = lambda samples, training: (samples, training)  # noqa: E731
+    for collate, expected in (
+        (Collates(), ([1], None)),
+        (partial(lambda samples, pad: (samples, pad), pad=0), ([1], 0)),
+        (lambda samples, pad_id=7: (samples, pad_id), ([1], 7)),
+        (asks, ([1], False)),
+    ):
+        found = workloads.collate_of(SimpleNamespace(collate=collate), training=False)  # type: ignore[arg-type]
+        assert found is not None and found([1]) == expected
+    assert workloads.collate_of(SimpleNamespace()) is None  # type: ignore[arg-type]
 
 
 def test_a_users_own_class_gets_its_parameters() -> None:
