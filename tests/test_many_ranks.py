@@ -7,6 +7,7 @@ and some rows at a time.
 from __future__ import annotations
 
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,8 @@ from tests.test_injection import THROUGHPUT, study, under_torchrun
 
 QUANTILES = {"step_s", "step_p5_s", "step_p95_s"}
 """Quantiles of the recorded steps, which are others. So may be the doubt "wide spread", which no trial here has."""
+MOST_BYTES = 5000
+"""Limit of what a report's tables hold for a rank of a trial: 0.6 GiB for 240 trials of 512 ranks."""
 CLOCKS = {"started_at", "actual_s", "device_hours", "busy_device_hours", "seconds"}
 
 
@@ -82,6 +85,26 @@ def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, mo
     few = load(results.folder.path)
     for name, table in expected.items():
         assert_frame_equal(getattr(few, name), table, check_exact=True, obj=name)
+
+
+@pytest.mark.slow
+def test_tables_hold_few_bytes_of_each_rank_of_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_up_ranks(40, monkeypatch.setattr)
+    for module in (phases, trials):
+        monkeypatch.setattr(module, "ROWS", 500)  # what a part takes for a moment is the same for few ranks and many
+
+    def peak_and_rows(ranks: int) -> tuple[int, int]:
+        path = kept("slowest", tmp_path / str(ranks), ranks).folder.path
+        tracemalloc.start()
+        try:
+            results = load(path)
+            made = [getattr(results, name) for name in TABLES]
+            return tracemalloc.get_traced_memory()[1], len(results.ranks) if made else 0
+        finally:
+            tracemalloc.stop()
+
+    (few, rows_of_few), (many, rows_of_many) = peak_and_rows(8), peak_and_rows(64)
+    assert (many - few) / (rows_of_many - rows_of_few) < MOST_BYTES
 
 
 def same(one: pd.Series, other: pd.Series) -> bool:
