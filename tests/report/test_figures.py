@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.text import Text
 
 from harness.analysis import phases as phase_tables
@@ -32,7 +33,15 @@ from harness.record.folder import RunFolder
 from harness.record.schema import EPOCHS, PHASES, PREDICTION, TRAINING_STEPS, VERDICT, WATERFALL
 from harness.report import figures
 from harness.report.figures import FIGURES, Drawing, scaling, steps, style
-from harness.report.figures.drawing import COLOURS, MARKERS, TYPE_SIZE, Chart, merge_single_rows
+from harness.report.figures.drawing import (
+    COLOURS,
+    MARKERS,
+    TYPE_SIZE,
+    Chart,
+    figure_files,
+    make_grid,
+    merge_single_rows,
+)
 from harness.report.figures.scales import ARROWS
 from harness.report.figures.steps import step_phases
 from harness.report.tables.ratios import versus_table
@@ -692,3 +701,15 @@ def test_the_values_that_show_on_hover_are_those_of_the_table() -> None:
     for css, _ in areas:
         left, top, width, height = (float(number) / 100 for number in re.findall(r"[-0-9.]+(?=%)", css))
         assert 0 <= left < left + width <= 1.001 and 0 <= top < top + height <= 1.001
+
+
+def test_the_files_of_a_figure_have_one_layout_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[Figure] = []
+    execute = ConstrainedLayoutEngine.execute
+    monkeypatch.setattr(
+        ConstrainedLayoutEngine, "execute", lambda engine, figure: (computed.append(figure), execute(engine, figure))
+    )
+    with style():
+        figure, _ = make_grid(1, 1)
+        assert {*figure_files("name", figure)} == {"name.png", "name.svg"}
+    assert computed == [figure]
