@@ -218,8 +218,7 @@ class FactsByRank:
             found = {"ranks": len(facts["ranks"]), "windows": len(facts["windows"])}
             if found != counts:
                 raise ValueError(f"it has {found}; trials.jsonl says {counts}")
-            for fact in (*facts["ranks"], *facts["windows"]):
-                check_integers(fact)
+            check_integers((*facts["ranks"], *facts["windows"]))
         return cast("RecordedTrial", {**line, "ranks": Rows(facts["ranks"]), "windows": Rows(facts["windows"])})
 
 
