@@ -10,6 +10,7 @@ import pytest
 from harness.record import lines
 from harness.record.folder import RunFolder
 from harness.record.lines import Rows
+from harness.record.reading import check_integers
 from tests.conftest import Make
 from tests.run_folders import make_run
 
@@ -42,3 +43,10 @@ def test_trials_are_read_with_their_rows_by_rank_which_are_gathered_as_they_were
     gathered = (tmp_path / lines.GATHERED).read_bytes()
     lines.gather_by_rank(tmp_path, kept)
     assert gathered and (tmp_path / lines.GATHERED).read_bytes() == gathered
+
+
+def test_an_integer_of_more_than_64_bits_is_named_in_whichever_row() -> None:
+    check_integers([{"a": 2**63 - 1, "b": 1e300}, {"a": -(2**63), "c": True}])
+    for value in (2**63, -(2**63) - 1):
+        with pytest.raises(ValueError, match=r"^b: got an integer of more than 64 bits$"):
+            check_integers([{"a": 5, "b": 0.5}, {"a": None, "b": value}])
