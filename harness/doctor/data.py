@@ -337,6 +337,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
         worker_init_fn=end_with_trainer,
     )
     read: list[str] = []
+    if digests.__getitems__(batches[0]) != digests.__getitems__(batches[0]):  # the check of the samples says so
+        return ByWorkers()
     differ = compared = 0
     try:
         for digested in _until(loader, MOST_S):

@@ -167,6 +167,10 @@ def observe(subject: Subject) -> Products:
     except Exception as error:  # steps on all ranks have succeeded, so it may be the pass on one device itself
         return Products(unknown=f"on one device, with the whole batch: {describe_error(error)}")
     subject.advance()
+    lacking = [name for name, p in alone.unwrapped.named_parameters() if p.requires_grad and name not in expected]
+    if lacking and frozen.evaluates and subject.cell.traits.needs_every_gradient:
+        unused = f"parameters that eval mode does not use, as of heads for training: {join_names(lacking)}"
+        return Products(unknown=f"{unused}; {subject.cell.strategy} leaves gradients beside them unreduced")
     products: dict[str, tuple[float, float, float]] = {}
     for name, one in expected.items():
         own = gradients.get(name)

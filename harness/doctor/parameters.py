@@ -85,6 +85,8 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
         if names:
             every = len(names) == seen[0].trainable
             severity: Severity = "error" if every or kind == "some" or (kind == "none" and stops) else "warning"
+            if kind == "none" and allowed and not every:  # experts that these samples did not choose
+                severity = "note"
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"trainable parameters {what} in {STEPS} steps: {count} ({join_names(names)})"
             crashes = every or (kind == "none" and stops)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.config.strategy_traits import BUILTIN_TRAITS
 from harness.doctor import gradients, subject
 from harness.doctor.examine import examine
 from harness.doctor.subject import FewBuilds
@@ -146,3 +148,25 @@ def test_the_trainings_that_are_compared_share_no_state_of_the_workload() -> Non
     cross, one, own = (sum(values[i] for values in seen.products.values()) for i in range(3))
     assert cross == pytest.approx(one, rel=1e-3) and own == pytest.approx(one, rel=1e-3)
     assert not hasattr(workload, "calls")
+
+
+class WithHead(Healthy):
+    """A head whose loss is of train mode alone, beside dropout, as in Inception."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            scores = super().forward(x)
+            return scores + self.head(x) if self.training else scores
+
+
+@pytest.mark.parametrize("unknown", [True, False])
+def test_heads_of_train_mode_leave_gradients_unknown_if_each_parameter_needs_one(unknown: bool) -> None:
+    """As under ddp; dp, which needs no group of processes, is given that trait."""
+    traits = replace(BUILTIN_TRAITS["dp"], needs_every_gradient=unknown)
+    seen = gradients.observe(subject_of(WithHead(), replace(cell_for("dp", 2), own_traits=traits), devices=2))
+    assert ("as of heads for training: head.weight, head.bias" in seen.unknown) is unknown
+    assert bool(seen.products) is not unknown

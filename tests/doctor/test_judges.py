@@ -105,8 +105,8 @@ def test_an_uncalled_wrapper_is_named() -> None:
     ("why", "strategy", "options", "severity"),
     [
         ("none", "ddp", {}, "error"),  # its second step would fail
-        ("none", "ddp", {"find_unused_parameters": True}, "warning"),
-        ("none", "ddp", {"static_graph": True}, "warning"),
+        ("none", "ddp", {"find_unused_parameters": True}, "note"),
+        ("none", "ddp", {"static_graph": True}, "note"),
         ("none", "fsdp", {}, "warning"),
         ("zero", "ddp", {}, "warning"),
         ("some", "ddp", {}, "error"),

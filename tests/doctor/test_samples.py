@@ -172,6 +172,13 @@ class Normalised(Sequence[Any]):
         pass
 
 
+class Unseeded(Normalised):
+    """Differs in the process itself too, which another check names."""
+
+    def __getitem__(self, index: Any) -> object:
+        return float(np.random.random())
+
+
 class FailsInWorkers(Normalised):
     def __getitem__(self, index: Any) -> object:
         if torch.utils.data.get_worker_info():
@@ -193,7 +200,10 @@ def subject_with(data_set: Any, workers: int) -> Subject:
 @FORKS
 @pytest.mark.parametrize(
     ("data_set", "workers", "differ", "compared"),
-    [(Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)],
+    [
+        *((Rows, 2, True, 200), (Rows, 0, False, 0), (OpensLate, 2, False, 200), (Normalised, 2, False, 40)),
+        (Unseeded, 2, False, 0),
+    ],
 )
 def test_samples_are_compared_between_processes(
     monkeypatch: pytest.MonkeyPatch, data_set: type[Any], workers: int, differ: bool, compared: int
