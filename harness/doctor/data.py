@@ -337,8 +337,6 @@ def observe_workers(subject: Subject) -> ByWorkers:
         worker_init_fn=end_with_trainer,
     )
     read: list[str] = []
-    if digests.__getitems__(batches[0]) != digests.__getitems__(batches[0]):  # the check of the samples says so
-        return ByWorkers()
     differ = compared = 0
     try:
         for digested in _until(loader, MOST_S):
@@ -350,6 +348,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
             differ += sum(a != b for a, b in zip(digested, by_workers, strict=False))
             compared += len(by_workers)
             subject.advance()
+        if differ and digests.__getitems__(batches[0]) != digests.__getitems__(batches[0]):
+            return ByWorkers()  # in the process itself they differ too: the check of the samples says so
     except NoDigest:  # the check of the samples says so
         return ByWorkers()
     except Exception as error:  # of a worker: its last line, after the traceback
