@@ -178,12 +178,13 @@ class Invocation(TypedDict, total=False):
     """One invocation: its code, versions, hardware and start, and, after it has ended, its end.
 
     ``wall_s``: until the report, which took ``report_s``. ``running``: the trial that was cut short; ``differs``: the
-    changes since the previous invocation.
+    changes since the previous invocation; ``submit``: the command that goes on with a run whose cluster was a job's.
     ``source``: absent if the experiment was no file.
     """
 
     started_at: float
     command: list[str]
+    submit: NotRequired[str]
     source: NotRequired[SourceFacts]
     blocks: int | None
     git_commit: str | None

@@ -284,8 +284,10 @@ def _run_changed(why: str, comment: str, change: Mapping[str, Mapping[str, objec
 
 
 def _resume(results: Results) -> str:
-    """Return the command that resumes the run, on the cluster that its last invocation named."""
+    """Return the command that resumes the run: on the cluster that its last invocation named, or as a job again."""
     invocations = results.environment.get("invocations", [])
+    if invocations and (submit := invocations[-1].get("submit")):
+        return submit
     words = [str(word) for word in (invocations[-1].get("command") or [])] if invocations else []
     addresses = [after for word, after in pairwise(words) if word == "--address"]
     addresses += [word.partition("=")[2] for word in words if word.startswith("--address=")]

@@ -34,7 +34,7 @@ from harness.run.execution import Execution, launcher_for, start_ray
 from harness.run.mirroring import mirrored
 from harness.run.prepare import check_imports, check_paths, check_runnable
 from harness.run.provenance import differences, invocation_facts, source_facts
-from harness.run.request import AUTO, Request, check_output, program, resume_command
+from harness.run.request import AUTO, Request, check_output, program, resume_command, submit_command
 from harness.run.resume import pending
 from harness.system.process import INTERRUPTED, UNSETTLED, deferred_interrupts
 from harness.system.scratch import sweep
@@ -136,6 +136,8 @@ def _measure(plan: Plan, folder: RunFolder, launcher: Launcher, request: Request
         emit(Note(f"Changed since the last invocation: {difference}"))
     execution = Execution(plan, folder, launcher, emit, began, f"{facts['harness']}, {facts['workload_code']}")
     start: Invocation = {**facts, "started_at": began, "command": sys.argv[1:], "differs": differs}
+    if submit := submit_command(request, folder.path):
+        start["submit"] = submit
     folder.set_invocation(execution.invocation, start)
     emit(RunStarted(folder.path, plan, execution.groups, execution.done, execution.limit_s))
     ended: Ended = "error"

@@ -252,6 +252,11 @@ def resume_command(request: Request, folder: Path) -> str:
     return _command(request, {"--resume": below(request.store, folder.parent.name, folder.name), **local})
 
 
+def submit_command(request: Request, folder: Path) -> str | None:
+    """Return the command that submits a run again in a job whose cluster ends with it; None outside of such a job."""
+    return resume_command(request, folder) if in_job() or os.environ.get(SUBMIT_VARIABLE) else None
+
+
 def check_output(request: Request) -> None:
     """Raise ExperimentError if Ray would remove the results with a job's copy of its working directory."""
     completes = request.resume not in (None, AUTO)

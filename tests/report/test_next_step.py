@@ -222,6 +222,16 @@ def called(*words: str) -> dict[str, Any]:
         ([MISSING], called("a.yaml", "--address", "head:6379"), INCOMPLETE, f"{RESUME} --address head:6379"),
         ([MISSING], called("--address=head:6379", "a.yaml"), INCOMPLETE, f"{RESUME} --address head:6379"),
         ([MISSING], {"environment": {"invocations": [{}]}}, INCOMPLETE, RESUME),
+        (
+            [MISSING],
+            {
+                "environment": {
+                    "invocations": [{"command": ["a.yaml", "--address", "h:1"], "submit": "sbatch s a.yaml"}]
+                }
+            },
+            INCOMPLETE,
+            "sbatch s a.yaml",  # the address has ended with the job
+        ),
         ([MISSING], {"trials": [LINKS]}, NOTHING, EXPORT),  # the links alone are not resumed
         ([FASTEST, HIGH], {}, NOTHING, EXPORT),
         ([], {"trials": [FAILED]}, "Nothing was measured. Once the causes above are mended", RESUME),

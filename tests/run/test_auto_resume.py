@@ -31,7 +31,7 @@ from harness.record.folder import RunFolder
 from harness.record.writer import Writer
 from harness.run.auto_resume import choose_run, copied_run, prepare_run
 from harness.run.events import Emit, Event, Note
-from harness.run.request import AUTO, Request, check_output, places_of, read_experiment, resume_command
+from harness.run.request import AUTO, Request, check_output, places_of, read_experiment, resume_command, submit_command
 from harness.run.resume import OtherMeasuresError
 from tests.conftest import ROOT, Make, laptop
 from tests.stores import watched
@@ -310,6 +310,9 @@ def test_in_a_batch_job_the_resume_command_submits_the_script_without_the_addres
         )
         monkeypatch.setenv(words[1], said.stdout.strip())
         assert resume_command(request, Path("r")) == f"{expected} sbatch -N 64 slurm.sbatch e.yaml --quiet --resume r"
+        assert submit_command(request, Path("r")) == resume_command(request, Path("r"))
+    monkeypatch.delenv(words[1])
+    assert submit_command(request, Path("r")) is None
 
 
 def test_a_resume_command_repeats_machine_selection_and_trust_options() -> None:
