@@ -183,9 +183,7 @@ def _random(subject: Subject, hidden: Sequence[tuple[Tensor, str]]) -> list[str]
     return [name for name, one, again in both if one.shape == again.shape and not torch.equal(one, again)]
 
 
-def unregistered(
-    parameters: list[str], trained: list[str], drawn: list[str], beside: list[str] | None = None
-) -> list[Finding]:
+def unregistered(parameters: list[str], trained: list[str], drawn: list[str], beside: list[str]) -> list[Finding]:
     """Return findings on tensors of the loss that are neither parameters nor buffers of the model, by name or shape.
 
     ``trained``, ``drawn``: plain tensors that want a gradient, and others whose values depend on the seed, as a
@@ -216,7 +214,7 @@ def unregistered(
             "if it should train, nn.Parameter; if it is constant, register_buffer",
         ),
         (
-            beside or [],
+            beside,
             "note",
             "parameters of the loss in modules of the workload beside its model",
             "a step computes their gradients; the file's optimizer does not train them, no strategy synchronises them",

@@ -85,7 +85,8 @@ def run_rank(job: Job, process: Registration, send: Callable[[Received], bool], 
     with Path(process.stack).open("w") as stack, step_counter(Path(process.counter)) as advance:
         faulthandler.register(signal.SIGUSR1, file=stack, all_threads=True)
         os.environ.update({COUNTER_VARIABLE: process.counter, STACK_VARIABLE: process.stack})
-        keep_log(Path(process.counter).with_name("nccl.log"))
+        if not job.experiment.programs:  # which have processes, and logs, of their own
+            keep_log(Path(process.counter).parent)
         try:
             if not send(process):
                 return False  # the run was given up while this process started

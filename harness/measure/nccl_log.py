@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import sys
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import torch.distributed as dist
 
 from harness.train.ranks import Ranks
 
-FILE = "NCCL_DEBUG_FILE"
+FILE, NAME = "NCCL_DEBUG_FILE", "harness-nccl.log"
 LEVELS = ("INFO", "TRACE")
 """The values of NCCL_DEBUG with which NCCL logs its choice."""
 CHOSEN = re.compile(r"Using network (\S.*?)\s*$|Assigned NET plugin (\S+) to comm", re.MULTILINE)
@@ -21,29 +22,38 @@ FOUND = re.compile(r"NET/(\S+) ?: Using (.+?)(?: \[RO\])?(?:;.*)?$", re.MULTILIN
 """The adapters or interfaces of a network, as in 'NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_1:1/IB [RO]; OOB eth0:..'."""
 
 
-def keep_log(file: Path) -> None:
-    """Have NCCL write its log to a file, if it is asked for one; to the user's own file, if there is one.
+def keep_log(folder: Path) -> None:
+    """Have NCCL write its log to a file in this folder, if it is asked for one and the user has named no other.
 
     NCCL reads this when its first communicator is made.
     """
-    if os.environ.get("NCCL_DEBUG", "").upper() in LEVELS:
-        os.environ.setdefault(FILE, str(file))
+    if _is_asked_for():
+        os.environ.setdefault(FILE, str(folder / NAME))
+
+
+def _is_asked_for() -> bool:
+    return os.environ.get("NCCL_DEBUG", "").upper() in LEVELS
 
 
 def logged_network(ranks: Ranks) -> str | None:
     """Return the network of NCCL between these ranks, as 'IB: mlx5_0:1/IB, mlx5_1:1/IB'; None without a log of it.
 
-    Collective: makes the first communicator, unless no log is asked for.
+    Collective: makes the first communicator if some rank is asked for a log. A log in no file of the user's is printed
+    as far as it goes by then.
     """
-    asked = os.environ.get("NCCL_DEBUG", "").upper() in LEVELS
-    if not asked or ranks.devices[0].type != "cuda" or ranks.world_size == 1 or not dist.is_initialized():
+    if ranks.devices[0].type != "cuda" or ranks.world_size == 1 or not dist.is_initialized():
+        return None
+    if not ranks.sum([float(_is_asked_for())])[0]:  # a variable may be set on one node alone
         return None
     dist.all_reduce(torch.zeros(1, device=ranks.devices[0]))
     torch.cuda.synchronize(ranks.devices[0])
     host = socket.gethostname().partition(".")[0]
-    with suppress(OSError):
-        name = os.environ[FILE].replace("%h", host).replace("%p", str(os.getpid()))
-        return network_in(Path(name).read_text(errors="replace"))
+    with suppress(OSError, KeyError):
+        file = Path(os.environ[FILE].replace("%h", host).replace("%p", str(os.getpid())))
+        log = file.read_text(errors="replace")
+        if file.name == NAME:
+            sys.stderr.write(log)
+        return network_in(log)
     return None
 
 

@@ -155,6 +155,8 @@ def test_time_and_price_are_samples_over_throughput_and_the_frontier_has_no_bett
     assert shown.lines[0].cells[0] == "ddp x2" and len(shown.lines) == 6
     assert said.startswith(f"* No other is both faster and cheaper. Times include {duration(start)} in which")
     assert [path.suffix for path in write_decision(tmp_path / "figures", table, Wish())] == [".png", ".svg"]
+    unknown = table.assign(time_s=pd.NA)
+    assert write_decision(tmp_path / "figures", unknown, Wish()) == [] == [*(tmp_path / "figures").glob("decision.*")]
     assert len(works) == 1
     for row in time_to_target._measured(results):  # of one further process, not of the mean of three blocks
         assert row.log_half == pytest.approx(2 * math.log(row.throughput_high / row.throughput_per_s))

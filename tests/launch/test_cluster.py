@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ import torch
 from harness.config.values import GIB
 from harness.errors import ClusterError
 from harness.launch import agent
+from harness.launch.protocol import Job
 from harness.launch.ray import cluster, controller, launcher, nodes, private, session
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.launch.supervision import Ending, GroupEnd
@@ -504,3 +506,25 @@ def test_ranks_that_never_registered_under_ray_cost_each_trial_a_row(make_experi
     assert {row.reason for row in rows} == {
         "the worker processes did not start: none registered with the driver in time"
     }
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_ranks_of_several_nodes_exchange_through_the_store_of_rank_0(
+    nodes: int, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = Inventory(tuple(Node(f"n{number}", f"10.0.0.{number}", f"n{number}", 2) for number in (1, 2)))
+    plan = make_plan(
+        make_experiment({"strategy": "ddp", "devices": 2, "nodes": nodes, "per_device_batch_size": 8}), two
+    )
+    group = next(group for group in plan.groups if group.placement.workers == 2 and group.placement.nodes == nodes)
+    place = SimpleNamespace(get_local_rank=lambda: 0, get_world_size=lambda: 2, get_node_rank=lambda: 1)
+    monkeypatch.setattr(launcher, "get_context", lambda: place)
+    monkeypatch.setattr(ray.util, "get_node_ip_address", lambda: "10.0.0.2")
+    server = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(server.port))
+    ranks = launcher._ranks(Job(plan.experiment, group, 1), SimpleNamespace(rank=1, node_id="n1"))  # type: ignore[arg-type]
+    assert (ranks.exchange is not None) is (nodes == 2)
+    if ranks.exchange:
+        ranks.gather_to_first("of rank 1")
+        assert pickle.loads(server.get("exchange/1/1")) == "of rank 1"

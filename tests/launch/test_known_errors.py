@@ -122,6 +122,14 @@ def test_collectives_without_a_process_group_have_a_remedy() -> None:
         ("[Errno 24] Too many open files: 'a.jpg'", "ulimit -n"),
         ("CUDA error: device-side assert triggered", "device: cpu"),
         ("torch._dynamo.exc.BackendCompilerFailed: backend='inductor' raised:", "compile: [false]"),
+        ("Your training graph has changed in this iteration, e.g., one parameter is used in first iteration, but then "
+         "got unused in the second iteration. this is not compatible with static_graph set to True.",
+         "ddp.static_graph: [false]"),
+        ("DDP expects same model across all ranks, but Rank 0 has 4 params, while rank 1 has inconsistent 5 params.",
+         "neither the rank nor"),
+        ("FSDP does not support deepcopy. Please use state dict for serialization.", "in build_model()"),
+        ("DataLoader worker (pid(s) 17) exited unexpectedly", "loader.workers: [0]"),
+        ("each element in list of batch should be of equal size", "collate(samples)"),
         ("NCCL error: Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 1000", "oversubscribe: true"),
     ],
 )  # fmt: skip

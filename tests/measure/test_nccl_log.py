@@ -58,8 +58,10 @@ class Group:
 
 @pytest.mark.parametrize("file", [None, "own.%h.%p"])
 def test_a_log_that_is_asked_for_is_read_after_the_first_collective(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], file: str | None
 ) -> None:
+    others = [0.0]  # the ranks of the other node that are asked for a log
+    monkeypatch.setattr(Ranks, "sum", lambda ranks, values: [values[0] + others[0]])
     two = Ranks(0, 2, 0, 0, "n", "10.0.0.1", (torch.device("cuda", 0),))
     group = Group(INFINIBAND)
     made: Any = SimpleNamespace(zeros=lambda count, device: torch.zeros(count), cuda=SimpleNamespace())
@@ -69,13 +71,18 @@ def test_a_log_that_is_asked_for_is_read_after_the_first_collective(
     monkeypatch.setattr(nccl_log.socket, "gethostname", lambda: "n0.cluster")
     for name in (FILE, "NCCL_DEBUG"):
         monkeypatch.delenv(name, raising=False)
-    keep_log(tmp_path / "nccl.log")
+    keep_log(tmp_path)
     assert FILE not in os.environ and logged_network(two) is None and group.collectives == 0, "no log is asked for"
     monkeypatch.setenv("NCCL_DEBUG", "info")
     if file:
         monkeypatch.setenv(FILE, str(tmp_path / file))
-    keep_log(tmp_path / "nccl.log")
+    keep_log(tmp_path)
     assert logged_network(two) == "IB: mlx5_0:1/IB, mlx5_1:1/RoCE"
-    assert [path.name for path in tmp_path.iterdir()] == [f"own.n0.{os.getpid()}" if file else "nccl.log"]
+    assert [path.name for path in tmp_path.iterdir()] == [f"own.n0.{os.getpid()}" if file else nccl_log.NAME]
+    assert ("Using network IB" in capsys.readouterr().err) is (file is None), "what has no file of the user's is shown"
     assert logged_network(Ranks(0, 1, 0, 0, "n", "10.0.0.1", (torch.device("cuda", 0),))) is None
     monkeypatch.delenv(FILE)
+    monkeypatch.delenv("NCCL_DEBUG")
+    others[0], group.all_reduce = 1.0, lambda tensor: made.seen.append(tensor)  # type: ignore[method-assign]
+    made.seen = []
+    assert logged_network(two) is None and len(made.seen) == 1, "this rank takes part in the other's collective"

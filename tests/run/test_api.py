@@ -32,7 +32,7 @@ from harness.run.console import ConsoleSink
 from harness.run.doctor import run_links
 from harness.run.dry_run import show_plan
 from harness.run.events import Event, Note, Previewed, Reported
-from harness.run.request import Request, read_experiment
+from harness.run.request import SUBMIT_VARIABLE, Request, read_experiment
 from tests.conftest import gpu_cluster, laptop
 from tests.records import link_row, rank_row
 from tests.scripted import TEXT, Scripted
@@ -293,6 +293,17 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
         return code, next((tmp_path / "out" / "linked").iterdir()), shown.getvalue()
 
     return run_it
+
+
+def test_a_run_in_a_batch_job_records_the_command_that_submits_it_again(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for words in ("", "sbatch s.sbatch"):
+        monkeypatch.setenv(SUBMIT_VARIABLE, words)
+        _, folder, _ = command(gpu_cluster())
+        submit = harness.load(folder).environment["invocations"][-1].get("submit")
+        assert submit == (f"{words} {folder.parents[2]}/linked.yaml --links --resume {folder}" if words else None)
+        shutil.rmtree(folder.parents[1])
 
 
 def test_each_placement_is_measured_for_a_minute_and_nothing_else_is(command: Command) -> None:

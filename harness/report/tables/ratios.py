@@ -99,13 +99,9 @@ def _ratio_table(
         return marked(estimate(ratio, row, "ratio") if claims(row) else ratio(row.ratio), row)
 
     def kind(row: Row) -> str:
-        return (
-            "apart"
-            if is_no_claim(row) or is_not_equivalent(row)
-            else "base"
-            if claims(row) and is_true(row.excludes_one)
-            else ""
-        )
+        if is_no_claim(row) or is_not_equivalent(row):
+            return "apart"
+        return "base" if claims(row) and is_true(row.excludes_one) else ""
 
     columns = (
         *names,
