@@ -22,6 +22,7 @@ from harness.errors import ClusterError
 from harness.launch import agent
 from harness.launch.protocol import Job
 from harness.launch.ray import cluster, controller, launcher, nodes, private, session
+from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.session import JOB_VARIABLE
 from harness.launch.supervision import Ending, GroupEnd
 from harness.plan.cell import Cell
@@ -528,3 +529,18 @@ def test_ranks_of_several_nodes_exchange_through_the_store_of_rank_0(
     if ranks.exchange:
         ranks.gather_to_first("of rank 1")
         assert pickle.loads(server.get("exchange/1/1")) == "of rank 1"
+
+
+@pytest.mark.parametrize(
+    ("embedded", "request_of_run", "left_out"), [(True, None, True), (False, None, False), (False, object(), True)]
+)
+def test_a_trainer_requests_nodes_only_on_a_cluster_for_which_the_run_requests_none(
+    embedded: bool, request_of_run: object, left_out: bool, make_experiment: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = make_plan(make_experiment({"strategy": "single", "per_device_batch_size": 8}), laptop())
+    known = Cluster(plan.inventory, MagicMock(), {}, embedded=embedded, request=request_of_run)  # type: ignore[arg-type]
+    monkeypatch.setattr(launcher, "TorchTrainer", lambda *given, **named: SimpleNamespace())
+    seen: list[object] = []
+    monkeypatch.setattr(private, "leave_out_requests", seen.append)
+    launcher.RayLauncher(known, plan.experiment, plan.machine)._trainer(plan.groups[0], plan.inventory.nodes, 0)
+    assert bool(seen) is left_out
