@@ -433,7 +433,8 @@ class Loader(Strict):
     """Options of the data loader, the same for every strategy. A list is an axis.
 
     ``workers``: worker processes of each device; dp, whose one process drives n devices, has n times as many. null, the
-    default: the cores of a GPU less one if its data set decodes a file for each sample, else none.
+    default: as many as the doctor measures to keep up with the model, at most the cores of a GPU less one; without the
+    doctor that many if the data set decodes a file for each sample, else none, as on CPUs.
     """
 
     workers: Axis[Annotated[int, Field(ge=0, le=256)] | None] = (None,)

@@ -18,6 +18,7 @@ from harness.plan import checks
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.known_errors import remedy
+from harness.plan.rows import Severity
 from harness.train.loader import (
     Generators,
     Key,
@@ -286,18 +287,26 @@ CHECK = Check(
     observe,
     judge,
     figures=lambda seen, case: {"comparison of samples": f"unknown: {seen[0].unknown}"} if seen[0].unknown else {},
+    facts=lambda seen, case: {} if (number := distinct(seen)) is None else {"distinct_samples": number},
     about=("datasets",),
     clue=r"DistributedSampler|get_rank|get_world_size|seed\(",
 )
 
 
+NO_WORKERS = "trials read their data without workers, which the file leaves open"
+
+
 @dataclass(frozen=True)
 class ByWorkers:
-    """Samples that loader workers read differently from the process itself, of those compared; or why they failed."""
+    """Samples that loader workers read differently from the process itself, of those compared; or why they failed.
+
+    ``decided``: False if the trials may do without workers, which the file leaves open.
+    """
 
     differ: int = 0
     compared: int = 0
     failed: str = ""
+    decided: bool = True
 
 
 class _Digests(Dataset[object]):
@@ -316,13 +325,14 @@ class _Digests(Dataset[object]):
 
 
 def observe_workers(subject: Subject) -> ByWorkers:
-    """Read samples through loader workers and then in this process, if the cell has workers.
+    """Read samples through loader workers and then in this process, if the cell has workers or may get them.
 
     First of all checks: what this process opens before is not open when a trial's workers are forked.
     """
     train = subject.datasets[0]
     workers = workers_of(subject.cell.loader, subject.device.type, train)
-    if not workers or subject.cell.data == "synthetic_device":
+    decided = bool(workers) or subject.cell.loader.get("workers", 0) is not None
+    if (decided and not workers) or subject.cell.data == "synthetic_device":
         return ByWorkers()
     size, digests = len(train), _Digests(SeededDataset(train, subject.seed))
     count = min(BY_WORKERS, size)
@@ -353,8 +363,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
     except NoDigest:  # the check of the samples says so
         return ByWorkers()
     except Exception as error:  # of a worker: its last line, after the traceback
-        return ByWorkers(failed=(str(error).strip().splitlines() or [type(error).__name__])[-1][:300])
-    return ByWorkers(differ, compared)
+        return ByWorkers(failed=(str(error).strip().splitlines() or [type(error).__name__])[-1][:300], decided=decided)
+    return ByWorkers(differ, compared, decided=decided)
 
 
 def _until(batches: Iterable[list[str]], seconds: float) -> Iterator[list[str]]:
@@ -370,6 +380,7 @@ def _until(batches: Iterable[list[str]], seconds: float) -> Iterator[list[str]]:
 def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
     if failed := next((rank.failed for rank in seen if rank.failed), ""):
         means = "trials of these cells read their data through workers, and fail if this is no accident"
+        means = means if seen[0].decided else NO_WORKERS
         yield Finding(NAME, "warning", f"loader workers: {failed}", means, remedy(failed) or "try loader.workers: 0")
     worst = max(seen, key=lambda rank: rank.differ)
     if worst.differ:
@@ -377,7 +388,9 @@ def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
         means = "what the data set opened or seeded before the workers were forked is shared by them, as an open file "
         means += "with one position: samples mix with others, or are read wrongly"
         advice = "open files in __getitem__, at the first use in each process, and compute samples from their index "
-        yield Finding(NAME, "error", f"{text}loader workers", means, f"{advice}alone; or loader.workers: 0")
+        severity: Severity = "error" if worst.decided else "warning"
+        means += "" if worst.decided else f"; {NO_WORKERS}"
+        yield Finding(NAME, severity, f"{text}loader workers", means, f"{advice}alone; or loader.workers: 0")
 
 
 WORKERS_CHECK = Check(observe_workers, judge_workers, about=("datasets",), clue=r"open\(|File\(")

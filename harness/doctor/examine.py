@@ -33,6 +33,7 @@ from harness.plan.known_errors import advice_on
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users
+from harness.train.ranks import LOADER_WORKERS
 from harness.train.workloads import Workload
 
 AnyCheck = Check[Any]
@@ -116,11 +117,12 @@ class DoctorReport:
     memory: MemoryFacts | None = None
     """The sizes from which memory is estimated; None if the model cannot be built."""
     workload: Workload | None = None
-    distinct_samples: int | None = None
-    """Distinct samples in an epoch of all ranks; None if it is not known."""
+    of_checks: TrialFacts = field(default_factory=TrialFacts)
 
     def add(self, check: AnyCheck, seen: Sequence[Any], case: Case, *, figures_alone: bool = False) -> None:
-        """Add what follows from the observations of a check: its findings, unless ``figures_alone``, and figures."""
+        """Add what follows from the observations of a check; ``figures_alone``: without facts and findings."""
+        if check.facts and not figures_alone:
+            self.of_checks |= check.facts(seen, case)
         self.findings += [] if figures_alone else [*check.judge(seen, case)]
         self.figures |= check.figures(seen, case) if check.figures else {}
 
@@ -132,9 +134,7 @@ class DoctorReport:
         for row in rows:
             if place := place_of(row["check"], methods):
                 row["place"] = place
-        found: TrialFacts = {"findings": rows, "figures": self.figures}
-        if self.distinct_samples is not None:
-            found["distinct_samples"] = self.distinct_samples
+        found: TrialFacts = {"findings": rows, "figures": self.figures, **self.of_checks}
         return {**found, "memory": self.memory} if self.memory else found
 
 
@@ -162,6 +162,8 @@ def run_doctor_trial(context: TrialContext) -> TrialResult:
         found = examine(subject)
     facts = context.ranks.broadcast(found.facts)
     context.cache.setdefault(SKIP_RULES, []).extend(skip_rules(cell, facts, context.experiment.allow))
+    if "loader_workers" in facts:
+        context.cache.setdefault(LOADER_WORKERS, {}).setdefault(cell.loader_key, facts["loader_workers"])
     return TrialResult(context.trial.id, "ok", unit=workload.unit, steps_s=context.parts["examination"], facts=facts)
 
 
@@ -180,8 +182,6 @@ def examine(subject: Subject) -> DoctorReport:
     seen, failed = _observe_alone(subject)
     if sizes and memory.NAME in seen:
         found.memory = memory_needs.with_activations(sizes, seen[memory.NAME])
-    if data.NAME in seen:
-        found.distinct_samples = data.distinct(seen[data.NAME])
     stops = _judge_before_steps(found, seen, subject)
     if failed and not any_error(found.findings):
         found.findings.append(_failed_alone(subject, failed))

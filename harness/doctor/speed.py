@@ -18,6 +18,7 @@ from harness.measure.window import elapsed_s
 from harness.plan.cell import int_option, place
 from harness.plan.checks import THREADS, Finding, join_names
 from harness.plan.checks import judge_threads as judge_node
+from harness.plan.rows import TrialFacts
 from harness.train.loader import Batches, endless_shares, workers_of
 from harness.train.ranks import Ranks, crowded, pinned, processors
 from harness.train.workloads import collate_of
@@ -29,6 +30,9 @@ MARGIN = 1.25
 """Least ratio of the loader's time to the model's that is a finding: both are short, and a machine's speed varies."""
 LEAST, MOST_SAMPLES = 3, 64
 """Smallest number of timed batches, and largest number of samples in the batch of a rank."""
+SPARE, BY_ITSELF = 2.0, 0.1
+"""The rate of enough loader workers as a multiple of the examined model's, since that of a cell in lower precision is
+higher; and the share of a model's time that a rank may spend on loading by itself."""
 SLOW_RANK = "slow rank"
 SLOW, LEAST_S = 2.5, 0.005
 """A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
@@ -103,12 +107,31 @@ def judge(seen: Sequence[Rate | None], case: Case) -> Iterator[Finding]:
         yield Finding(NAME, "note", rates, means, "compare with a cell of data: synthetic_device")
         return
     needed = math.ceil(max(1, workers) * slowest.sample_s / model)
+    decided = facts(seen, case).get("loader_workers", 0)
+    has = f"trials have {decided} loader worker{'s' * (decided != 1)} a device, which the file leaves open"
+    if decided >= needed:
+        yield Finding(NAME, "note", rates, f"loading takes longer than computing: {has}", "nothing to do")
+        return
     if needed <= slowest.processors:
         first = f"set loader.workers to {needed}, make samples cheaper"
     else:
         first = f"make samples cheaper ({needed} workers a device, for which it has {slowest.processors} processors)"
     means = "loader-bound: the measured throughput and scaling are those of the loader"
+    means += f"; {has}" if decided else ""
     yield Finding(NAME, "warning", rates, means, f"{first}, or measure with data: synthetic_device")
+
+
+def facts(seen: Sequence[Rate | None], case: Case) -> TrialFacts:
+    """Return the loader workers of a device that keep up with the model, if the file leaves their number open.
+
+    Each has a processor of its own, and the rank one; none where loading takes little of the model's time.
+    """
+    slowest = _slowest(seen)
+    if slowest is None or case.cell.loader.get("workers", 0) is not None:
+        return {}
+    busy = max(1, slowest.workers) * slowest.sample_s * case.cell.global_batch_size / _step_s(case)
+    most = max(1, slowest.processors - 1)
+    return {"loader_workers": 0 if busy <= BY_ITSELF else min(math.ceil(SPARE * busy), most)}
 
 
 def figures(seen: Sequence[Rate | None], case: Case) -> dict[str, str]:
@@ -139,6 +162,7 @@ CHECK = Check(
     # after an error or a warning the step time may be that of a faulty model
     redundant=lambda findings: any(finding.severity != "note" for finding in findings),
     figures=figures,
+    facts=facts,
     about=("datasets",),
 )
 

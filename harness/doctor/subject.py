@@ -30,7 +30,7 @@ from harness.plan.cell import MOST_MICRO_BATCH, Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
 from harness.plan.memory_forecast import Mode, at_smaller_batch
-from harness.plan.rows import MemoryFacts
+from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.system.files import PACKAGE_FOLDER
 from harness.system.user_code import INSTALLED, STANDARD, is_the_users
 from harness.train.loader import Batches, Share, endless_shares
@@ -355,6 +355,8 @@ class Check(Generic[T]):
     """Given the earlier findings, returns True if this check would only repeat them; it is then left out."""
     figures: Callable[[Sequence[T], Case], Mapping[str, str]] | None = None
     """Measurements in words, by title; reported also if the check is redundant."""
+    facts: Callable[[Sequence[T], Case], TrialFacts] | None = None
+    """Facts of the trial's row, unless the check is redundant."""
     about: tuple[str, ...] = ()
     """The methods of the workload, or ``forward`` of its model, that its findings are about."""
     clue: str = ""

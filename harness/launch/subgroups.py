@@ -26,7 +26,7 @@ from harness.doctor.gate import SKIP_RULES
 from harness.launch.protocol import Job, Measured, Sent, TrialStarted
 from harness.plan.trial import Trial
 from harness.system.user_code import is_the_users
-from harness.train.ranks import Cache, Ranks
+from harness.train.ranks import LOADER_WORKERS, Cache, Ranks
 
 EXTENSIONS = tuple(EXTENSION_SUFFIXES)
 NEVER = timedelta(days=1000)
@@ -68,13 +68,14 @@ class Subgroups:
                 self._store.set(self._key(own, self._ranks.rank), "")
                 if ranks.first:
                     self._store.wait([self._key(own, rank) for rank in members], NEVER)
-                    state = pickle.dumps((goes_on, cache.get(SKIP_RULES, [])))
+                    learned = {key: cache[key] for key in (SKIP_RULES, LOADER_WORKERS) if key in cache}
+                    state = pickle.dumps((goes_on, learned))
                     self._store.set(self._key(own, "end"), state)  # type: ignore[arg-type]  # takes bytes too
                 ends = self._wait_for_ends(turn)  # no rank disconnects while another still receives
         else:
             ends = self._wait_for_ends(turn)
         states = list(map(pickle.loads, ends))
-        cache[SKIP_RULES] = states[-1][1]
+        cache.update(states[-1][1])
         return all(goes_on for goes_on, _ in states)
 
     def _work(

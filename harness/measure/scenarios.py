@@ -33,12 +33,13 @@ from harness.measure.stepper import (
 )
 from harness.measure.throughput import ThroughputMeasurement, measure_throughput
 from harness.measure.window import timed_part
+from harness.plan.cell import Cell
 from harness.plan.rows import RankFacts, TrialFacts
 from harness.plan.trial import Trial, TrialResult
 from harness.train import workloads
 from harness.train.checkpoint import CheckpointManager, trained_facts
 from harness.train.loader import SharedData, need_full_batch
-from harness.train.ranks import Cache, Ranks, crowding, pinned
+from harness.train.ranks import LOADER_WORKERS, Cache, Ranks, crowding, pinned
 from harness.train.training import Training
 from harness.train.workloads import Datasets, Workload
 
@@ -69,6 +70,16 @@ class TrialContext:
             start = time.perf_counter()
             self.let_others_run()
             self.others_s += time.perf_counter() - start
+
+    @property
+    def loading_cell(self) -> Cell:
+        """The cell with the loader workers that the doctor found to be needed, if the file leaves them open."""
+        cell, known = self.trial.cell, self.trial.loader_workers
+        if known is None:
+            known = self.cache.get(LOADER_WORKERS, {}).get(cell.loader_key)
+        if known is None or cell.loader.get("workers") is not None:
+            return cell
+        return replace(cell, loader={**cell.loader, "workers": known})
 
     def part(self, name: str) -> AbstractContextManager[None]:
         """Add the block's time to this part of the trial."""
@@ -122,7 +133,7 @@ def _build(context: TrialContext) -> Setup:
     with context.part("build"):
         training = Training(trial.cell, workload, trial.seed, ranks)
     build_peak_bytes = peak_memory.peak(ranks.devices)["peak_memory_bytes"] if fresh else None
-    data = TrainingData(trial.cell, trial.seed, ranks, *datasets, workload)
+    data = TrainingData(context.loading_cell, trial.seed, ranks, *datasets, workload)
     blank = TrialResult(trial.id, "ok", unit=workload.unit, parameters=training.parameters)
     return Setup(training, data, peak_memory.reset_peak(ranks.devices), build_peak_bytes, blank)
 

@@ -143,6 +143,11 @@ class Cell:
         which = str(self.device_ids or "")
         return (self.strategy, str(self.data), str(self.model), options, which, self.variant or "")
 
+    @property
+    def loader_key(self) -> tuple[str, ...]:
+        """The key of cells that share the number of loader workers which the doctor finds to be needed."""
+        return (*self.workload_key[1:4], self.variant or "")
+
     def at_global_batch_size(self, batch: int) -> Cell:
         """Return the same cell at a global batch size (strong scaling)."""
         share = share_of(batch, self.devices)

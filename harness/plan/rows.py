@@ -291,7 +291,8 @@ class TrialFacts(TypedDict, total=False):
     of parameters that are gathered together; ``dtypes`` of weights, gradients, forward pass and loss; ``loss_scale``
     after fp16's timed steps; ``busy_s``: seconds of a profiled step in which the least busy GPU runs a kernel, copies
     or fills; ``distinct_samples`` that an epoch reads, of the doctor; ``diverged_step``, from 1; ``freed_s`` from a
-    failure's first sign on the driver to the end of its worker group.
+    failure's first sign on the driver to the end of its worker group; ``loader_workers`` of a device that keep up with
+    the examined cell, of the doctor if the file leaves their number open.
     """
 
     exchange_s: Annotated[
@@ -330,6 +331,7 @@ class TrialFacts(TypedDict, total=False):
     ]
     training_samples: Annotated[int, Meaning("number of samples in the training set; `<NA>` of throughput", "samples")]
     distinct_samples: int
+    loader_workers: int
     diverged_step: int | None
     freed_s: float
     flops_per_unit: Annotated[

@@ -67,6 +67,8 @@ class Trial:
     """The largest trace of each rank that a profile keeps; 0: none, but the time of its collectives."""
     threads: int = 0
     """The CPU threads of its process; 0: those of a device."""
+    loader_workers: int | None = None
+    """Loader workers of a device that an earlier examination found to be needed; None: not known, or the file's."""
 
     @property
     def timed(self) -> bool:

@@ -142,7 +142,8 @@ class Execution:
         ready: GroupStarted | None = None
         start_s = self._environment = None
         try:
-            with closing(self._launcher.launch(group, deadline=self._policy.deadline)) as messages:
+            informed = self._policy.informed(group)
+            with closing(self._launcher.launch(informed, deadline=self._policy.deadline)) as messages:
                 for message in messages:
                     if isinstance(message, GroupStarted):
                         ready = message

@@ -104,9 +104,12 @@ def _loader_lines(plan: Plan) -> list[str]:
         return []
     most = max(1, plan.machine.threads_per_device - 1)
     return [
-        f"Loader: {plural(len(left), 'cell')} on GPUs have {plural(most, 'loader worker')} a device, its cores less "
-        "one, if their data set decodes a file for each sample, else none. loader.workers: "
-        f"[0, {most}] in the grid compares; the doctor measures how many keep up with the model."
+        f"Loader: the doctor decides how many loader workers of {plural(len(left), 'cell')} on GPUs keep up with the "
+        f"model, at most {most} a device, its cores less one. loader.workers: [0, {most}] in the grid compares."
+        if plan.experiment.preflight
+        else f"Loader: {plural(len(left), 'cell')} on GPUs have {plural(most, 'loader worker')} a device, its cores "
+        f"less one, if their data set decodes a file for each sample, else none. loader.workers: [0, {most}] in the "
+        "grid compares."
     ]
 
 

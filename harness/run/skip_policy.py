@@ -13,7 +13,7 @@ from harness.doctor.gate import DIVERGENCE, SkipRule, diverges, failed_rules, sk
 from harness.plan.cell import Cell
 from harness.plan.feasibility import end_of
 from harness.plan.planner import Plan
-from harness.plan.trial import SkipReason, Trial, TrialResult, skipped
+from harness.plan.trial import SkipReason, Trial, TrialResult, WorkerGroup, skipped
 from harness.run.resume import Lines
 
 DIVERGES = "preflight: divergence, also when tried once: "
@@ -46,6 +46,7 @@ class SkipPolicy:
         self._trained: set[Cell] = set()
         self._diverging: dict[tuple[str, ...], str] = {}
         self._diverged: set[Cell] = set()
+        self._loader_workers: dict[tuple[str, ...], int] = {}
         known = {trial.id: trial for trial in plan.trials}
         self._cells = len({trial.cell.id for trial in plan.trials if trial.scenario in TRAININGS})
         for line in lines:
@@ -98,6 +99,8 @@ class SkipPolicy:
         of_cell = trial.trains and trial.purpose != "profile"
         if result.outcome == "oom" and of_cell and self._plan.experiment.limits.prune_oom:
             self._out_of_memory.append(trial.cell)
+        if "loader_workers" in result.facts:
+            self._loader_workers.setdefault(trial.cell.loader_key, result.facts["loader_workers"])
         key, findings = trial.cell.workload_key, result.facts.get("findings", ())
         for finding in findings if DIVERGENCE not in allowed_findings(self._plan.experiment.allow) else ():
             if finding["check"] == DIVERGENCE:
@@ -108,6 +111,13 @@ class SkipPolicy:
         grew |= result.outcome == "diverged" or result.reason.startswith(DIVERGES)
         if grew and trial.scenario in TRAININGS:  # a check takes other steps
             self._diverged.add(trial.cell)
+
+    def informed(self, group: WorkerGroup) -> WorkerGroup:
+        """Return the group whose trials know the loader workers that an examination found to be needed."""
+        known = self._loader_workers
+        return replace(
+            group, trials=tuple(replace(t, loader_workers=known.get(t.cell.loader_key)) for t in group.trials)
+        )
 
     def skipped(self, trial: Trial) -> TrialResult | None:
         """Return the result of a trial that is not started, with its reason; None if it is started."""

@@ -22,6 +22,8 @@ from harness.system.process import variables
 T = TypeVar("T")
 Cache = MutableMapping[Hashable, Any]
 """What a process keeps from one trial to the next: data sets, peaks, counts, rules."""
+LOADER_WORKERS = "loader workers"
+"""Its key of the numbers that the doctor decided on, by ``Cell.loader_key``."""
 
 
 class StoreExchange:

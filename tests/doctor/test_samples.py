@@ -186,7 +186,7 @@ class FailsInWorkers(Normalised):
         return index
 
 
-def subject_with(data_set: Any, workers: int) -> Subject:
+def subject_with(data_set: Any, workers: int | None) -> Subject:
     """A data set under a cell with loader workers."""
 
     class Own(Healthy):
@@ -228,6 +228,20 @@ def test_samples_are_compared_between_processes(
 def test_loader_workers_that_fail_are_a_finding_and_no_error_of_the_samples() -> None:
     found = data.judge_workers([data.observe_workers(subject_with(FailsInWorkers(), 1))], Case(cell_for("single", 1)))
     only(found, "warning", seen="re-initialize CUDA", advice="tensors of a data set on the CPU")
+
+
+@pytest.mark.slow
+@FORKS
+@pytest.mark.parametrize(("data_set", "severity"), [(Rows, "warning"), (FailsInWorkers, "warning"), (OpensLate, None)])
+def test_data_that_cannot_be_read_by_workers_that_are_left_open_are_read_without(
+    data_set: type[Any], severity: str | None
+) -> None:
+    opened = data_set()
+    found = [*data.judge_workers([data.observe_workers(subject_with(opened, None))], Case(cell_for("single", 1)))]
+    assert [finding.severity for finding in found] == [severity] * bool(severity)
+    assert all(data.NO_WORKERS in finding.means for finding in found)
+    if hasattr(opened, "close"):
+        opened.close()
 
 
 def test_a_sample_that_is_changed_in_place_is_not_stable() -> None:

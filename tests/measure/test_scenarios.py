@@ -16,7 +16,7 @@ from harness.measure.explain import Explanation
 from harness.measure.scenarios import NOTHING_COMPILED, TrialContext
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
-from harness.train.ranks import Ranks
+from harness.train.ranks import LOADER_WORKERS, Ranks
 from harness.train.training import Training
 from harness.train.workloads.image_classification import ImageClassification
 from tests.conftest import Make, laptop
@@ -272,3 +272,18 @@ def test_timed_trials_profile_nothing_profiles_time_nothing(within: Within, monk
     profile = run_scenario(within(**replicas, purpose="profile"))
     assert profile.outcome == "ok" and not profile.windows and profile.steps_s > 0
     assert profile.facts["exposed_s"]["reduce"] > 0
+
+
+def test_a_trial_has_the_loader_workers_that_the_doctor_decided_on_if_the_file_leaves_them_open(within: Within) -> None:
+    context = within()
+    key, left_open = context.trial.cell.loader_key, replace(context.trial.cell, loader={"workers": None})
+    assert context.loading_cell is context.trial.cell  # of a CPU: none
+    context.cache[LOADER_WORKERS] = {key: 2}
+    assert context.loading_cell is context.trial.cell
+    context.trial = replace(context.trial, cell=left_open)
+    assert context.loading_cell.loader == {"workers": 2}
+    context.trial = replace(context.trial, loader_workers=1)
+    assert context.loading_cell.loader == {"workers": 1}
+    context.cache.clear()
+    context.trial = replace(context.trial, loader_workers=None)
+    assert context.loading_cell.loader == {"workers": None}

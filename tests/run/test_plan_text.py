@@ -22,14 +22,18 @@ def test_a_plan_of_many_nodes_says_that_all_of_them_import_at_once(
 
 
 def test_on_gpus_the_loader_workers_that_the_file_leaves_open_are_named() -> None:
-    def lines(inventory: Inventory, workload: str = "image_classification", **grid: object) -> list[str]:
+    def lines(
+        inventory: Inventory, workload: str = "image_classification", doctor: bool = False, **grid: object
+    ) -> list[str]:
         axes = {"data": ["/images", "digits"], "strategy": ["single", "ddp"], "per_device_batch_size": 8, **grid}
-        plan = plan_of(axes, inventory, workload=workload)
+        plan = plan_of(axes, inventory, workload=workload, preflight=doctor)
         return [line for line in plan_lines(plan) if line.startswith("Loader: ")]
 
     (line,) = lines(gpu_cluster())
     assert line.startswith("Loader: 2 cells on GPUs have 7 loader workers a device, its cores less one, if their data")
     assert "loader.workers: [0, 7] in the grid compares" in line
+    (line,) = lines(gpu_cluster(), doctor=True)
+    assert line.startswith("Loader: the doctor decides how many loader workers of 2 cells on GPUs") and "most 7" in line
     assert lines(laptop()) == lines(gpu_cluster(), data="digits") == lines(gpu_cluster(), **{"loader.workers": 2}) == []
     assert lines(gpu_cluster(), "language_model", data="/texts") == []
     assert lines(gpu_cluster(), "mine:Own", data="x")

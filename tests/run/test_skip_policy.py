@@ -294,3 +294,15 @@ def test_what_has_no_result_in_a_block_is_not_profiled_there(make_experiment: Ma
     assert policy.skipped(profiles[0]) is None, "a second attempt was ok"
     policy.learn(profiles[0], TrialResult(profiles[0].id, "oom"))
     assert policy.skipped(timed[0]) is None and policy.skipped(profiles[1]) is None, "its memory is the profiler's too"
+
+
+def test_the_first_examination_of_data_decides_on_their_loader_workers(plan: Plan) -> None:
+    trial, other = (trial_of(plan, name, 8) for name in ("single", "ddp"))
+    examined = [replace(each, purpose="doctor") for each in (trial, other)]
+    policy = policy_of(plan)
+    group = plan.groups[0]
+    assert policy.informed(group) == group
+    for each, number in zip(examined, (3, 5), strict=True):
+        policy.learn(each, TrialResult(each.id, "ok", facts={"loader_workers": number}))
+    assert {each.loader_workers for each in policy.informed(group).trials} == {3}
+    assert [each.id for each in policy.informed(group).trials] == [each.id for each in group.trials]
