@@ -17,6 +17,7 @@ import argparse
 import math
 from collections.abc import Callable, Mapping
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 from rich.console import Console
@@ -33,6 +34,7 @@ from harness.analysis.improvements import (
     is_kept,
 )
 from harness.analysis.ratios import within
+from harness.analysis.results import load
 from harness.analysis.stats import CLEAR, LEAST_BLOCKS, LOOKS_SIGNIFICANCE, deciding_blocks, geometric_mean, holm
 from harness.analysis.stats import SIGNIFICANCE as ALPHA
 from harness.analysis.verdict.rules import GOOD_BLOCKS
@@ -47,6 +49,7 @@ DRIFT = 0.15
 HALFWIDTH = 0.06
 MOST = 400
 """Blocks that a two-stage study may take here: enough that the rule, not the limit, decides."""
+EXAMPLE = Path(__file__).parents[2] / "results/example/scaling-2-cpu-cores"
 Noise = Callable[[np.random.Generator, int], np.ndarray]
 
 
@@ -66,6 +69,18 @@ def heavy(size: float) -> Noise:
 def one_sided(size: float) -> Noise:
     """Disturbed measurements are only ever slower: exponential."""
     return lambda random, count: 1 / (1 + size * random.exponential(1, count))
+
+
+def recorded(folder: Path) -> Noise:
+    """The noise of a recorded run: what is left of its cells' speeds without the cells' means and the blocks'."""
+    trials = load(folder).trials
+    timed = trials[(trials["kind"] == "throughput") & trials["outcome"].eq("ok") & trials["throughput_per_s"].notna()]
+    own = timed["cell_id"] + timed["purpose"].fillna("")  # a twin is a measurement of its own
+    speeds = np.log(timed.pivot_table(index=own, columns="block", values="throughput_per_s").dropna().to_numpy(float))
+    left = speeds - speeds.mean(axis=1, keepdims=True) - speeds.mean(axis=0, keepdims=True) + speeds.mean()
+    cells, blocks = left.shape
+    left *= math.sqrt(left.size / ((cells - 1) * (blocks - 1)))  # the means took their part of it
+    return lambda random, count: np.exp(random.choice(left.ravel(), count))
 
 
 MUST_COVER: Mapping[str, Noise] = {
@@ -260,7 +275,10 @@ def improves_falsely(noise: Noise, *, draws: int = DRAWS, seed: int = 1) -> tupl
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--draws", type=int, default=DRAWS)
-    draws = parser.parse_args().draws
+    parser.add_argument("--recorded", type=Path, nargs="*", default=[EXAMPLE], help="runs whose noise is drawn from")
+    asked = parser.parse_args()
+    draws = asked.draws
+    noises = FOR_LOOKS | {f"as recorded in {run.name}": recorded(run) for run in asked.recorded}
     title = f"Part of {draws} studies whose 95 % interval holds the truth"
     table = Table("noise of a measurement", "blocks or pilot", "fixed", "two-stage", title=title)
     for (name, noise), blocks in product({**MUST_COVER, **FOR_INFORMATION}.items(), BLOCKS):
@@ -281,11 +299,11 @@ def main() -> None:
         stated.add_row(f"{100 * times * STATED:.1f} %", str(blocks), str(cells), *rates)
     title = f"Part of {draws} studies of equal settings in which a difference is clear"
     decided = Table("noise of a measurement", "added blocks, any look", "the fastest of 4", title=title)
-    for name, noise in FOR_LOOKS.items():
+    for name, noise in noises.items():
         decided.add_row(name, *(f"{100 * rate:.1f} %" for rate in false_decisions(noise, draws=draws)))
     headings = ("told apart", "interval holds 1", "blocks")
     looked = Table("noise of cell, base", *headings, title=f"{draws} studies of equal settings with blocks: decide")
-    for name, noise in FOR_LOOKS.items():
+    for name, noise in noises.items():
         kinds = {f"{name}, {name}": (noise, noise)}
         if not name.startswith("one-sided"):  # four times of it is slower, too
             kinds |= {f"4 x {name}, {name}": (four_times(noise), noise), f"{name}, 4 x": (noise, four_times(noise))}
@@ -297,7 +315,7 @@ def main() -> None:
     headings = ("all", "that have something to confirm")
     title = f"Part of {draws} improvements by {CANDIDATES} options that change nothing in which a gain is claimed"
     improved = Table("noise of a measurement", *headings, title=title)
-    for name, noise in FOR_LOOKS.items():
+    for name, noise in noises.items():
         improved.add_row(name, *(f"{100 * rate:.1f} %" for rate in improves_falsely(noise, draws=draws)))
     Console().print(table, alarms, stated, decided, looked, improved)
 
