@@ -25,8 +25,8 @@ from harness.analysis.stats import (
     word,
 )
 from tests.benchmarks.coverage import (
-    EXAMPLE,
     BLOCKS,
+    EXAMPLE,
     FOR_LOOKS,
     MUST_COVER,
     by_looks,
