@@ -486,6 +486,18 @@ def test_waterfalls_have_their_interval_and_withheld_ones_are_named_and_not_draw
     assert " wrapper of ddp x2, 30 %: by one clock; by another 2 %." in waterfall_of(*shown).caption
 
 
+def test_the_waterfall_of_a_confirmation_has_the_cell_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [*part_rows("as it is", ideal=0.4, communication=0.6), *part_rows("workers 2", ideal=0.9, communication=0.1)]
+    confirmed = with_tables(full_results(), waterfall=WATERFALL.frame(rows))
+    steps = [("screening", full_results()), ("confirmation", confirmed)]
+    monkeypatch.setattr(figures, "improving_runs", lambda folder: [("a", step, run) for step, run in steps])
+    drawing = FIGURES["improved"](full_results())
+    assert "before and after" in drawing.title and drawing.figure
+    assert {"as it is", "workers 2"} <= {text.get_text() for text in drawing.figure.findobj(Text)}
+    monkeypatch.setattr(figures, "improving_runs", lambda folder: [("a", *steps[0])])
+    assert FIGURES["improved"](full_results()).figure is None
+
+
 def test_points_that_were_not_steady_are_named_in_the_captions_of_speed() -> None:
     scaling = full_results().scaling
     both = (CountedDoubt("wide spread", 1, 3), CountedDoubt("no steady state", 2, 3))
