@@ -16,7 +16,7 @@ from harness.config.load import parse_experiment
 from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
 from harness.system import files
-from tests.benchmarks import control_plane, growth, overhead, overhead_plain, run_time, scale
+from tests.benchmarks import control_plane, growth, overhead, overhead_plain, run_time, scale, shared_groups
 from tests.conftest import laptop
 from tests.forked_launch import use_forks
 
@@ -97,6 +97,37 @@ def test_run_time_takes_one_block_of_the_default_experiment_with_equal_steps() -
     assert [len(group.trials) for group in apart.groups] == [1] * len(plan.trials)
     more = make_plan(run_time.experiment_of(batches, strategies, explained=True), laptop())
     assert {trial.purpose for trial in more.trials} >= {"", "twin"}
+
+
+def test_blocks_of_shared_groups_and_of_one_group_a_placement_alternate() -> None:
+    plan = shared_groups.plan_of(shared_groups.DEFAULT, 2, laptop())
+    assert not any(trial.kind == "convergence" for trial in plan.trials)
+    cells, groups = [], []
+    for block in range(4):
+        in_block = [group for group in plan.groups if group.block == block]
+        cells.append({trial.cell for group in in_block for trial in group.trials if not trial.purpose})
+        groups.append(len(in_block))
+    assert groups[0] == groups[3] == 1 and groups[1] == groups[2] == 3  # single x1 and ddp x1; ddp, fsdp x2; dp x2
+    assert cells[0] == cells[1] == cells[2] == cells[3] and len(cells[0]) == 11
+
+
+@pytest.mark.parametrize(
+    ("speeds", "memory", "wrong"),
+    [
+        ([0.99, 1.0, 1.01], [1.0, 1.01, 1.0], []),
+        ([1.1, 1.11, 1.1], [1.0, 1.0, 1.0], ["pooled", "cells that exclude 1: b:"]),
+        ([0.8, 1.0, 1.2], [1.0, 1.0, 1.0], ["pooled"]),  # too wide to tell
+        ([0.99, 1.0, 1.01], [1.03, 1.03, 1.02], ["peak memory"]),
+    ],
+)
+def test_shared_groups_judges_the_pooled_ratio_each_cell_and_its_memory(
+    speeds: list[float], memory: list[float], wrong: list[str]
+) -> None:
+    even = [1.001, 1.0, 0.999]
+    rows, said, missed = shared_groups.verdict({"a": even, "b": speeds}, {"a": even, "b": memory})
+    assert [row[0] for row in rows] == ["a", "b"] and missed is bool(wrong)
+    parts = [part for part in said.split("; ") if part.endswith("MISSED")]
+    assert len(parts) == len(wrong) and all(part.startswith(start) for part, start in zip(parts, wrong, strict=True))
 
 
 @pytest.mark.slow
