@@ -230,7 +230,7 @@ def short_causes(row: Statement, context: Context) -> Iterator[Said]:
     certain = certain_of(causes)[:MOST_PARTS]
     waits = [one for one in certain if one.evidence == WHOLE_WAIT]  # of which some is no loss of scaling
     alike = [one for one in waits if _is_of_base(one, context)]
-    said = [because(one, context) if one in waits or one.subject == "rest" else "" for one in certain]  # why no more
+    said = [because(one, context) if one in waits else "" for one in certain]
     of_loss = waits == alike != certain and not any(one.subject == HOST for one in certain)
     named = ", ".join(f"{percent(one.facts.share)} {name_of(one)}{why}" for one, why in zip(certain, said, strict=True))
     ratio, of = context.ratio(row.cell_id), ""

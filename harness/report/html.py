@@ -18,7 +18,7 @@ from harness.report.figures.drawing import FILE_KINDS, Drawing, figure_files
 from harness.report.page import Failure, Parts, failed, render
 from harness.report.row import rows_of
 from harness.report.summary import NO_FACTS, facts
-from harness.report.table_sections import APPENDIX, DETAILS, SCALING, make_pages
+from harness.report.table_sections import APPENDIX, DETAILS, RANKED, SCALING, make_pages
 from harness.report.verdict import NEXT_FILE, NO_VERDICT, Verdict, make_verdict
 from harness.system.files import remove_all, replace_all, replace_text, writing
 
@@ -121,7 +121,15 @@ class Picture:
     @property
     def image(self) -> str:
         """The figure as PNG in base64; empty without a figure."""
-        return base64.b64encode(self.files[f"{self.name}.png"]).decode() if self.files else ""
+        return self._png(self.name)
+
+    @property
+    def folded(self) -> str:
+        """The second figure, which the page folds, as PNG in base64; empty without one."""
+        return self._png(f"{self.name}_2")
+
+    def _png(self, name: str) -> str:
+        return base64.b64encode(self.files.get(f"{name}.png", b"")).decode()
 
     @property
     def is_shown(self) -> bool:
@@ -183,7 +191,8 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
     leading = [picture for picture in pictures if picture.is_shown and picture.name in LEADING]
     leading = leading or [picture for picture in pictures if picture.is_shown and picture.name in WITHOUT_THROUGHPUT]
     others = [picture for picture in pictures if picture not in leading]
-    above, below, last = (make_pages(sections, results, parts) for sections in (SCALING, DETAILS, APPENDIX))
+    every = (RANKED, SCALING, DETAILS, APPENDIX)
+    ranked, above, below, last = (make_pages(sections, results, parts) for sections in every)
     between = (picture for picture in others if picture.files and not picture.is_appended)
     drawn = next((picture.anchor for picture in between), None)
     appended = [picture.title for picture in pictures if picture.is_shown and picture.is_appended]
@@ -202,13 +211,14 @@ def _html(results: Results, verdict: Verdict, pictures: Sequence[Picture], parts
             ("environment", "Environment"),
         ],
         "anchors": {
-            *(page.anchor for page in (*above, *below, *last)),
+            *(page.anchor for page in (*ranked, *above, *below, *last)),
             *(picture.anchor for picture in pictures if picture.is_shown),
         },
         "asked": parts.make("the configuration", lambda: summary.asked(results), lambda _: []),
         "experiment_text": results.folder.source_text(),
         "above": above,
         "leading": leading,
+        "ranked": ranked,
         "figures": others,
         "below": below,
         "appendix": last,

@@ -43,6 +43,14 @@ def make_pages(sections: Sequence[Section], results: Results, parts: Parts) -> l
     return [part for part in made if part.table.rows or part.words or part.failure]
 
 
+RANKED = (
+    Section(
+        Part("Fastest first", "ranked", level=3),
+        lambda results: scaling.ranked_table(results.scaling, results.significance),
+    ),
+)
+"""On the first screen."""
+
 SCALING = (
     Section(
         Part("Throughput and scaling", "scaling"),

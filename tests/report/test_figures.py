@@ -670,16 +670,19 @@ def titles_of(figure: Figure | None) -> list[str]:
     return [axes.get_title() for axes in axes_of(figure)]
 
 
-def test_six_waterfalls_with_equal_rows_are_in_the_report_by_importance(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_waterfalls_lead_and_others_follow_by_importance_with_equal_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     drawing = waterfall_of(*losing(2, "dp", "replicate"), *losing(6), leading="ddp1")
-    assert titles_of(drawing.figure) == ["ddp1", "ddp5", "ddp4", "ddp3", "ddp2", "ddp0"]
-    assert [titles_of(figure) for figure in drawing.more] == [["dp1*", "dp0*"]]
-    assert "The first 6 of 8 cells" in drawing.caption
+    assert titles_of(drawing.figure) == ["ddp1", "ddp5"]
+    assert [titles_of(figure) for figure in drawing.more] == [["ddp4", "ddp3", "ddp2", "ddp0", "dp1*", "dp0*"]]
+    assert " of 8 cells" not in drawing.caption and drawing.figure and drawing.figure.get_figwidth() < 4
+    drawing = waterfall_of(*losing(9))
+    assert [len(axes_of(figure)) for figure in drawing.more] == [6, 1]
+    assert "The first 8 of 9 cells" in drawing.caption
     monkeypatch.setattr(steps, "MOST_FIGURES", 2)
     assert [len(axes_of(figure)) for figure in waterfall_of(*losing(13)).more] == [6]
     drawing = waterfall_of(*losing(1, "dp", "replicate"), *losing(1))
     labels = [[label.get_text() for label in axes.get_yticklabels()] for axes in axes_of(drawing.figure)]
-    assert labels == [["communication", "unexplained", "efficiency"], []]  # those of the panel to the left
+    assert labels == [["communication", "unexplained", "efficiency"]] * 2
     assert "(dp: replicate; ddp: exposed communication)" in drawing.caption
 
 

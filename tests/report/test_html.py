@@ -315,7 +315,8 @@ def test_the_appendix_has_its_figures_without_tables(run_folder: RunFolder, monk
 def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: RunFolder) -> None:
     page = written.report.read_text()
     decision = ['id="verdict"', "<dt>SURE</dt>", "<dt>OPEN</dt>", "<dt>NEXT</dt>"]
-    places = [page.index(part) for part in (*decision, 'id="figure-throughput"', 'id="reasons"', "<nav>")]
+    leading = ['id="figure-throughput"', 'id="ranked"', 'id="reasons"', "<nav>"]
+    places = [page.index(part) for part in (*decision, *leading)]
     assert places == sorted(places) and page.index('id="figure-convergence"') > places[-1]
     assert page.count('id="figure-throughput"') == 1
     reasons = page[page.index('id="reasons"') : page.index("<nav>")]

@@ -40,6 +40,7 @@ from harness.report.tables.scaling import (
     epochs_table,
     failure_table,
     outcome_table,
+    ranked_table,
     scaling_by_setting,
     scaling_table,
 )
@@ -113,6 +114,19 @@ def test_whether_a_difference_is_clear_depends_on_the_look() -> None:
     rows = scaling(3).assign(p_value=[None, 0.02])
     shown = {level: [cells_in(row)[6] for row in scaling_table(rows, level).rows] for level in (0.025, 0.01)}
     assert shown == {0.025: ["", "clear"], 0.01: ["", "leaning"]}
+
+
+def test_the_ranked_table_has_the_fastest_of_each_setting_first_and_counts_the_others() -> None:
+    (base, ddp), rows = scaling_table(scaling(3)).rows, scaling(3)
+    ranked = ranked_table(rows)
+    assert [row.cells[0] for row in ranked.rows] == ["ddp", "single"] and ranked.rest == ""
+    assert [row.cells[-1] for row in ranked.rows] == [ddp.cells[-2], base.cells[-2]]  # the device time of samples
+    apart = rows.assign(emulated=[False, True])
+    assert [(row.cells[0], row.kind) for row in ranked_table(apart).rows][1:] == [("ddp (emulated)", "apart")]
+    many = pd.concat([rows.assign(setting=f"model {number}") for number in range(8)])
+    ranked = ranked_table(many)
+    assert [row.cells[:2] for row in ranked.lines] == [(f"model {number}", "ddp") for number in range(8)]
+    assert ranked.rest == "and 8 more, in the table Throughput and scaling"
 
 
 def test_parts_by_setting_name_their_base() -> None:

@@ -218,6 +218,7 @@ def panels(
     legend: Sequence[Artist],
     height: float = PANEL[1],
     bars: bool = False,
+    most_columns: int = 3,
 ) -> Chart:
     """Draw each facet in a panel of its own with its limits on the axis of values.
 
@@ -230,7 +231,7 @@ def panels(
         longest = max(len(label) for _, part in facets for label in part["label"])
         width = min(WIDTH, max(width, width / 2 + LETTER * longest))
         height = max(1.4, 0.7 + 0.26 * max(len(part) for _, part in facets))
-    columns = min(len(facets), 2 if len(facets) in (2, 4) else 3, int(WIDTH / width))
+    columns = min(len(facets), 2 if len(facets) in (2, 4) else 3, int(WIDTH / width), most_columns)
     is_wide = width > PANEL[0]
     figure, grid = make_grid(-(-len(facets) // columns), columns, (WIDTH / columns if is_wide else width, height))
     flat = [axes for line in grid for axes in line]

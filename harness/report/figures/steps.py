@@ -39,8 +39,8 @@ TONES = dict(zip(NAMES, sns.color_palette("Greys", len(NAMES) + 2)[1:-1], strict
 """Shades, not colours: colour means strategy."""
 HATCHES = {"wait": "xx", "idle": "..", "copy": "--", "backward": "//"}
 
-MOST_CELLS = 6
-"""The most panels of a figure: the report has the first figure, the folder the others too."""
+LEADING_CELLS, MOST_CELLS = 2, 6
+"""The panels of the first figure, and the most of each other one: the page has two figures, the folder all of them."""
 MOST_FIGURES = 5
 """The most figures, so that a run of many cells has its report in time; the table has every cell."""
 ROW_HEIGHT = 0.24
@@ -173,14 +173,15 @@ def efficiency_waterfall(results: Results) -> Drawing:
     rows = rows.assign(bar=rows["part"].replace(ROW_OF))
     cells = _by_importance(rows, results.verdict)
     names = [bar for bar in dict.fromkeys(ROW_OF.values()) if bar in {*rows["bar"]}]
-    starts = range(0, len(cells), MOST_CELLS)[:MOST_FIGURES]
+    starts = [0, *range(LEADING_CELLS, len(cells), MOST_CELLS)][:MOST_FIGURES]
     draw, height = partial(_draw_parts, names=names), 0.7 + ROW_HEIGHT * (len(names) + 1)
-    figures = []
-    for some in (cells[start : start + MOST_CELLS] for start in starts):
+    figures: list[Chart] = []
+    for some in (cells[start : start + MOST_CELLS] if start else cells[:LEADING_CELLS] for start in starts):
         facets = [(f"{row.label}{'*' * is_no_claim(row)}", cell) for cell in some for row in rows_of(cell[:1])]
         lefts = [1.0 - number(end) for cell in some for end in cell[cell.part != "ideal"]["share"].cumsum()]
         limits = min(0.0, *lefts), max(1.05, *lefts)
-        figures.append(panels(facets, draw, [limits] * len(facets), legend=[], height=height))
+        limits_of_all, columns = [limits] * len(facets), 3 if figures else 1
+        figures.append(panels(facets, draw, limits_of_all, legend=[], height=height, most_columns=columns))
     caption = (
         "From 100 % down to the cell's efficiency: each bar is the share of the step that a part takes, "
         f"hatched if it is a gain; thin lines are 95 % intervals over blocks{captions.no_interval(rows)}, "
@@ -206,10 +207,10 @@ def _by_importance(rows: pd.DataFrame, verdict: pd.DataFrame) -> list[pd.DataFra
 def _choice(cells: int) -> str:
     """Return a sentence on the order and, if not all of the cells are drawn, on where the others are."""
     order = " Cells that the verdict names come first, then the largest losses."
-    if cells <= MOST_CELLS:
+    if cells <= (shown := LEADING_CELLS + MOST_CELLS):
         return order if cells > 1 else ""
-    others = "waterfall_2 and so on in figures/"
-    return f"{order} The first {MOST_CELLS} of {cells} cells; others: {others}, tables/waterfall.csv has all."
+    others = "waterfall_3 and so on in figures/"
+    return f"{order} The first {shown} of {cells} cells; others: {others}, tables/waterfall.csv has all."
 
 
 def _communication(rows: pd.DataFrame) -> str:

@@ -63,6 +63,8 @@ VALUES = ("train_loss", "val_loss", "time_to_target_s", "samples_to_target")
 MOST_EPOCHS = 20
 """The most epochs of a training that are shown."""
 MOST_ROWS = 200
+MOST_RANKED = 12
+"""The most rows of the ranked table, which stands on the first screen."""
 SETS = {"train": "training", "val": "validation"}
 LOSSES = {"train_loss": "training loss", "val_loss": "validation loss"}
 two_digits = decimal("{:.2f}")
@@ -104,6 +106,35 @@ def scaling_table(scaling: pd.DataFrame, significance: float = SIGNIFICANCE) -> 
     And whether its difference from the base is clear at this ``significance``, and the device time of a million
     samples.
     """
+    throughput, speedup, difference, device_time = _decisive_columns(scaling, significance)
+    columns = (
+        *CELL,
+        throughput,
+        speedup,
+        ("efficiency", _efficiency, flush_right, "efficiency"),
+        ("n", "blocks", flush_right),
+        difference,
+        device_time,
+        (f"base ({rate_unit(scaling)})", _base, flush_right),
+        ("doubts, by blocks", "unusual", words),
+    )
+    return make_table(columns, _scaling_rows(scaling), _kind)
+
+
+def ranked_table(scaling: pd.DataFrame, significance: float = SIGNIFICANCE) -> TextTable:
+    """Return the fastest cells of each setting but its batch, the fastest first; what is no claim comes last."""
+    settings = grouped(rows_of(scaling), setting_without_batch).values()
+    each = max(1, MOST_RANKED // max(1, len(settings)))
+    ranked = [sorted(rows, key=lambda row: (_kind(row) == "apart", -number(row.throughput_per_s))) for rows in settings]
+    shown = [row for rows in ranked for row in rows[:each]]
+    others = [row for rows in ranked for row in rows[each:]]
+    columns = (*CELL, *_decisive_columns(scaling, significance))
+    most = min(len(shown), MOST_RANKED)
+    return make_table(columns, [*shown, *others], _kind, most=most, every="the table Throughput and scaling")
+
+
+def _decisive_columns(scaling: pd.DataFrame, significance: float) -> tuple[Column, ...]:
+    """Return the columns of throughput, speedup, the certainty of the latter, and the device time of samples."""
     unit = rate_unit(scaling)
 
     def sure(row: Row) -> str:
@@ -112,18 +143,12 @@ def scaling_table(scaling: pd.DataFrame, significance: float = SIGNIFICANCE) -> 
     def device_time(row: Row) -> str:
         return speed(1e6 * number(row.devices) / number(row.throughput_per_s))
 
-    columns = (
-        *CELL,
+    return (
         (unit, lambda row: estimate(speed, row, "throughput_per_s", "throughput_"), flush_right, "throughput_per_s"),
         ("speedup", lambda row: _speedup(row, estimate(two_digits, row, "speedup")), flush_right, "speedup"),
-        ("efficiency", _efficiency, flush_right, "efficiency"),
-        ("n", "blocks", flush_right),
         ("difference", sure, words),
         (f"device-s a million {unit.removesuffix('/s')}", device_time, flush_right),
-        (f"base ({unit})", _base, flush_right),
-        ("doubts, by blocks", "unusual", words),
     )
-    return make_table(columns, _scaling_rows(scaling), _kind)
 
 
 def _scaling_rows(scaling: pd.DataFrame) -> list[Row]:
