@@ -274,8 +274,7 @@ class GroupKey(NamedTuple):
 def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:
     """Return the trials by worker group, where smaller placements join the group of a larger one that can run them.
 
-    On one node's CPU slots: NCCL is not connected again (launch/subgroups.py). A twin joins a group with ranks for its
-    base beside it, so that an A/A test is across processes.
+    A twin joins a group with ranks for its base beside it, so that an A/A test is across processes.
     """
     shared: dict[GroupKey, list[Trial]] = {}
     for key in sorted(trials, key=lambda key: (key.twin, -key.placement.devices, -key.placement.workers)):
@@ -285,14 +284,23 @@ def _shared(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial
             for host in shared
             if host._replace(placement=placement, twin=key.twin) == key
             and host.placement.holds(placement)
-            and host.placement.nodes == placement.nodes == 1
+            and host.placement.nodes == 1
             and (not key.twin or (host.placement.workers >= 2 * placement.workers and not host.twin))
         ]
-        traits = members[0].cell.traits
-        own_loop = traits.own_program and not traits.own_ranks  # it reads the size of the worker group
-        joins = hosts and members[0].cell.device == "cpu" and not own_loop
+        joins = hosts and not why_apart(members[0].cell)
         shared.setdefault(hosts[0] if joins else key, []).extend(members)
     return shared
+
+
+def why_apart(cell: Cell) -> str:
+    """Return why the trials of a cell join no larger worker group; empty if they may."""
+    if cell.device != "cpu":
+        return "NCCL connects once a process"  # launch/subgroups.py
+    if cell.nodes > 1:
+        return "on several nodes"
+    if cell.traits.own_program and not cell.traits.own_ranks:
+        return "the user's loop reads the number of ranks"
+    return ""
 
 
 def _side_by_side(trials: Mapping[GroupKey, list[Trial]]) -> dict[GroupKey, list[Trial]]:

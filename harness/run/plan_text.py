@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 
 from rich import box
 from rich.console import Group
@@ -15,11 +16,12 @@ from harness.config.experiment import Experiment
 from harness.config.sections import EFFORTS
 from harness.config.values import GIB, MIB
 from harness.plan.cell import Cell, format_gpu_ids, place
+from harness.plan.checks import join_names
 from harness.plan.comparison import axes_of, options_text, value_text
 from harness.plan.memory_forecast import CUDA_ALLOWANCE, REFUSE, WARN
-from harness.plan.planner import Plan, why_trained
+from harness.plan.planner import Plan, why_apart, why_trained
 from harness.plan.rows import Purpose
-from harness.plan.trial import PURPOSES, Trial
+from harness.plan.trial import PURPOSES, Trial, WorkerGroup
 from harness.report.row import plural
 from harness.report.tables.text import duration, impossible_lines
 from harness.run.events import MemoryForecast
@@ -29,6 +31,8 @@ STATE = ("para-\nmeters", "gradi-\nents", "opti-\nmizer", "buckets")
 REST = ("activa-\ntions", "allow-\nance")
 WIDE = 120
 """The least columns of a terminal in which each part of the state has a column of its own."""
+MOST_GROUPS = 8
+"""The most strategies of a worker group, and the most groups for one reason, that are named."""
 MANY_NODES = 8
 FILES_OF_IMPORT = 4300
 """The files that a process opens to import torch, Ray and this package."""
@@ -134,16 +138,46 @@ def _numbers(plan: Plan) -> list[str]:
         for purpose, traits in PURPOSES.items()
         if purpose in purposes
     ]
-    groups = f"{plural(len(plan.groups), 'worker group')} of fresh processes"
-    if any(group.is_shared for group in plan.groups):
-        groups += ", whose ranks wait for trials on some of them"
     together = (
-        f"Together: {plural(len(plan.trials), 'trial')} in {groups}; random order from seed {plan.experiment.seed}, "
-        "reversed in each second block."
+        f"Together: {plural(len(plan.trials), 'trial')} in {plural(len(plan.groups), 'worker group')} of fresh "
+        f"processes; random order from seed {plan.experiment.seed}, reversed in each second block."
     )
     most = plan.experiment.throughput.wait_for_quiet if plan.experiment.throughput else None
     waits = [f"Before each block: a wait until other programs are idle, at most {duration(most)}."] if most else []
-    return [*lines, together, *waits, *_imports(plan)]
+    return [*lines, together, *_group_lines(plan), *waits, *_imports(plan)]
+
+
+def _group_lines(plan: Plan) -> list[str]:
+    """Return which cells share worker groups, and which do not and why; nothing if all groups are alike."""
+    alike = grouped(plan.groups, lambda group: (str(group), _is_of_twins(group)))
+    beside = "an A/A test is across processes" if any(map(_is_of_twins, plan.groups)) else "their processes differ"
+    shared, apart = list[str](), dict[str, list[str]]()
+    for (name, _), groups in alike.items():
+        cells = {trial.cell: None for group in groups for trial in group.trials if trial.kind != "diagnostic"}
+        twins = any(trial.purpose == "twin" for group in groups for trial in group.trials)
+        names = [*_strategies(cells), *(["A/A tests"] if twins else [])]
+        if not any(group.is_shared for group in groups):
+            reasons = (why_apart(trial.cell) for group in groups for trial in group.trials)
+            apart.setdefault(next(filter(None, reasons), beside), []).append(join_names(names, MOST_GROUPS) or name)
+        elif len(names) > 1:
+            named = f"{join_names(names, MOST_GROUPS)}, in {plural(len(groups), 'group')} of {name}"
+            shared.append(f"Shared: {named}; each trial runs on the ranks that it needs.")
+    if len(alike) == 1:
+        return shared
+    parts = ((why, "; ".join(sorted(names)[:MOST_GROUPS]), len(names) - MOST_GROUPS) for why, names in apart.items())
+    own = [f"In groups of their own, as {reason}: {text}{f'; {n} more' * (n > 0)}." for reason, text, n in parts]
+    return [*shared[:MOST_GROUPS], *own]
+
+
+def _is_of_twins(group: WorkerGroup) -> bool:
+    return all(trial.purpose == "twin" for trial in group.trials)
+
+
+def _strategies(cells: Iterable[Cell]) -> list[str]:
+    """Return the strategies of cells with their devices, and the number of the cells of each if there are several."""
+    counts = Counter((cell.strategy, cell.devices) for cell in cells)
+    every = sorted(counts.items(), key=lambda each: (-each[0][1], each[0][0]))
+    return [f"{strategy} x{devices}" + f" ({count} cells)" * (count > 1) for (strategy, devices), count in every]
 
 
 def _imports(plan: Plan) -> list[str]:

@@ -58,3 +58,30 @@ def test_a_rule_that_excludes_nothing_is_named() -> None:
     rules = [{"strategy": "dpp"}, {"strategy": "single"}]
     found = [line for line in plan_lines(plan_of(grid, laptop(), exclude=rules)) if line.startswith("exclude")]
     assert found == ['exclude: no cell matches {"strategy": "dpp"}.']
+
+
+def test_the_cells_that_share_a_worker_group_are_named_and_why_others_do_not() -> None:
+    def lines(inventory: Inventory, grid: dict[str, Any], **sections: Any) -> list[str]:
+        said = plan_lines(plan_of({"per_device_batch_size": [8, 16], **grid}, inventory, **sections))
+        return [line for line in said if line.startswith(("Shared: ", "In groups of their own"))]
+
+    grid: dict[str, Any] = {"strategy": ["single", "ddp"], "devices": [1, 2]}
+    timed = {"blocks": 3, "twin": True, "explain": False}
+    (said,) = lines(laptop(), grid, throughput=timed)
+    assert said == (
+        "Shared: ddp x2 (2 cells), ddp x1 (2 cells), single x1 (2 cells), A/A tests, in 3 groups of 2 workers with 1 "
+        "device each; each trial runs on the ranks that it needs."
+    )
+    (said,) = lines(gpu_cluster(), grid, throughput=timed)
+    assert said == (
+        "In groups of their own, as NCCL connects once a process: A/A tests; ddp x1 (2 cells), single x1 (2 cells); "
+        "ddp x2 (2 cells)."
+    )
+    (said,) = lines(laptop(), {"strategy": "single"}, throughput=timed)
+    assert said == "In groups of their own, as an A/A test is across processes: A/A tests; single x1 (2 cells)."
+    assert lines(laptop(), {"strategy": "single"}, throughput={**timed, "twin": False}) == []
+    many = {"strategy": ["ddp", "single"], "devices": [1, 2, 4, 8, 16, 32, 64], "env.A": [1, 2]}
+    assert [line.count("(2 cells)") for line in lines(Inventory.assume(8, 8), many)] == [
+        2 * 2 + 6
+    ]  # of 8 groups, 2 with both strategies
+    assert "; 6 more." in lines(Inventory.assume(8, 8), many)[0]
