@@ -41,9 +41,9 @@ def as_axis(value: object) -> tuple[object, ...]:
 
 def _seconds(value: object) -> object:
     """Return the seconds of '90s', '10m' or '2h'; a number is returned unchanged."""
-    if not isinstance(value, str):
+    if isinstance(value, int | float) and not isinstance(value, bool):
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value)
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd])\s*", value) if isinstance(value, str) else None
     if not match:
         raise ValueError(f"got {value!r}; allowed: a number of seconds, or '90s', '10m', '2h', '1d'")
     return float(match[1]) * _UNITS[match[2]]

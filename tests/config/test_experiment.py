@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -163,6 +164,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (having(convergence={"epochs": 1, "only": {"modle": "x"}}), "convergence.only: unknown axis 'modle'"),
     (having(limits={"wall": "2 hours"}), "limits.wall: got '2 hours'; allowed: a number of seconds"),
     (having(limits={"wall": "0s"}), "limits.wall: got '0s'"),
+    (having(throughput={"wait_for_quiet": True}), "throughput.wait_for_quiet: got True; allowed: a number of seconds"),
+    (having(throughput={"wait_for_quiet": math.inf}), "throughput.wait_for_quiet: got inf; it should be less than"),
     (having(limits={"attempts": 0}), "limits.attempts: got 0"),
     (having(cluster={"wait_for": "10 minutes"}), "cluster.wait_for: got '10 minutes'; allowed: a number of seconds"),
     (having(cluster={"wait_for": 0}), "cluster.wait_for: got 0"),
