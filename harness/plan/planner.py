@@ -234,7 +234,9 @@ def _worker_groups(trials: Iterable[Trial], seed: int) -> tuple[WorkerGroup, ...
             key = GroupKey(*asked, twin, variants, variables_of(cell.env))
             by_key.setdefault(key, []).append(trial)
         by_key = _side_by_side(_shared(by_key))
-        for position, key in enumerate(sorted(by_key, key=place_of)):
+        # groups of one variant each follow each other, if they differ in nothing else: both are as slow in a slow hour
+        order = sorted(by_key, key=lambda key: (place_of(key._replace(variants=())), place_of(key)))
+        for position, key in enumerate(order):
             members = by_key[key]
             members.sort(key=lambda trial: [place_of((number, trial.purpose)) for number in numbers[trial.cell]])
             # diagnostic checks first, epochs and links late: their failure costs no timed window of its block; profiles

@@ -239,6 +239,9 @@ def test_variants_on_gpus_and_what_is_left_of_one_are_groups_of_one_variant() ->
     experiment = experiment_of(SMALL, **VARIANTS, throughput={"blocks": 2})
     plan = make_plan(experiment, gpu_cluster(), variants=variants("before", "after"))
     assert all(len(group.variants) == 1 and not group.is_shared for group in plan.groups)
+    pairs = [*zip(plan.groups[::2], plan.groups[1::2], strict=True)]  # that follow each other, in either order
+    assert all(one.placement == other.placement and one.block == other.block for one, other in pairs)
+    assert all({*one.variants, *other.variants} == {"before", "after"} for one, other in pairs)
     (group,) = variants_plan(throughput={"blocks": 1}).groups
     for one in by_variant(group):
         (name,) = one.variants
