@@ -133,9 +133,8 @@ def test_a_comparison_is_decided_if_it_is_clear_or_about_equal(ratios: list[floa
 @pytest.mark.parametrize("noise", FOR_LOOKS)
 def test_blocks_that_are_added_until_a_difference_is_clear_make_few_false_decisions(noise: str) -> None:
     draws = 600
-    looks, leader = false_decisions(FOR_LOOKS[noise], draws=draws)
     margin = 3 * math.sqrt(0.05 * 0.95 / draws)
-    assert looks <= 0.05 + margin and leader <= 0.05 + margin
+    assert max(false_decisions(FOR_LOOKS[noise], draws=draws)) <= 0.05 + margin
 
 
 @pytest.mark.parametrize(

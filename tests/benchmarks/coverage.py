@@ -180,16 +180,17 @@ FOR_LOOKS = {name: MUST_COVER[name] for name in ("normal 3 %", "lognormal 10 %")
 EQUAL, MOST_LOOKS, MOST_BLOCKS = 4, 8, 100
 
 
-def false_decisions(noise: Noise, *, draws: int = DRAWS, seed: int = 1) -> tuple[float, float]:
+def false_decisions(noise: Noise, *, draws: int = DRAWS, seed: int = 1) -> tuple[float, float, float]:
     """The parts of studies of equal settings in which a difference is clear at some time.
 
     First of a cell and its base, to which blocks are added as the verdict says, until it is clear or about equal; then
-    of EQUAL settings, of which the fastest is compared with the others after the declared blocks, as in leaders.
+    of EQUAL settings, of which the fastest is compared with the others after the declared blocks, as in leaders; last,
+    of the same settings with blocks added in the same way.
     """
     random = np.random.default_rng([seed, 77])
-    found = [(decides_falsely(noise, random), leads_falsely(noise, random)) for _ in range(draws)]
-    looks, leader = np.array(found).mean(axis=0).tolist()
-    return looks, leader
+    found = [(decides_falsely(noise, random), *leads_falsely(noise, random)) for _ in range(draws)]
+    looks, leader, leader_of_looks = np.array(found).mean(axis=0).tolist()
+    return looks, leader, leader_of_looks
 
 
 def decides_falsely(noise: Noise, random: np.random.Generator) -> bool:
@@ -201,9 +202,14 @@ def decides_falsely(noise: Noise, random: np.random.Generator) -> bool:
             return True
         if within(geometric_mean(seen), EQUAL_WITHIN) or blocks == MOST_BLOCKS:
             return False
-        needed = max(GOOD_BLOCKS, deciding_blocks(seen, EQUAL_WITHIN, stats.look_significance(look + 1)))
-        blocks = min(MOST_BLOCKS, max(blocks + 1, needed))
+        blocks = more_blocks([seen], look + 1)
     return False
+
+
+def more_blocks(ratios: list[list[float]], look: int) -> int:
+    """Return the blocks of the next look, as the verdict says, for these comparisons."""
+    needed = [deciding_blocks(each, EQUAL_WITHIN, stats.look_significance(look)) for each in ratios]
+    return min(MOST_BLOCKS, max(len(ratios[0]) + 1, GOOD_BLOCKS, *needed))
 
 
 def four_times(noise: Noise) -> Noise:
@@ -233,13 +239,20 @@ def by_looks(
     return apart / draws, held / draws, taken / draws
 
 
-def leads_falsely(noise: Noise, random: np.random.Generator) -> bool:
-    speeds = np.array([noise(random, GOOD_BLOCKS) for _ in range(EQUAL)])
-    first = int(np.log(speeds).mean(axis=1).argmax())
-    p_values = [
-        stats.ratio_p_value((speeds[first] / other).tolist()) or 0.0 for other in np.delete(speeds, first, axis=0)
-    ]
-    return min(holm(p_values)) <= stats.look_significance(1)
+def leads_falsely(noise: Noise, random: np.random.Generator) -> tuple[bool, bool]:
+    """Return whether the fastest is clearly faster than another setting at the first look, and at any look."""
+    speeds = np.array([noise(random, MOST_BLOCKS) for _ in range(EQUAL)])
+    blocks = GOOD_BLOCKS
+    for look in range(1, MOST_LOOKS + 1):
+        seen = speeds[:, :blocks]
+        first = int(np.log(seen).mean(axis=1).argmax())
+        ratios = [(seen[first] / other).tolist() for other in np.delete(seen, first, axis=0)]
+        if min(holm([stats.ratio_p_value(each) or 0.0 for each in ratios])) <= stats.look_significance(look):
+            return look == 1, True
+        if blocks == MOST_BLOCKS:
+            break
+        blocks = more_blocks(ratios, look + 1)
+    return False, False
 
 
 CANDIDATES = 6
@@ -298,7 +311,8 @@ def main() -> None:
         rates = (f"{100 * rate:.1f} %" for rate in (*both, changed))
         stated.add_row(f"{100 * times * STATED:.1f} %", str(blocks), str(cells), *rates)
     title = f"Part of {draws} studies of equal settings in which a difference is clear"
-    decided = Table("noise of a measurement", "added blocks, any look", "the fastest of 4", title=title)
+    of_leader = f"the fastest of {EQUAL}", f"the fastest of {EQUAL}, added blocks, any look"
+    decided = Table("noise of a measurement", "added blocks, any look", *of_leader, title=title)
     for name, noise in noises.items():
         decided.add_row(name, *(f"{100 * rate:.1f} %" for rate in false_decisions(noise, draws=draws)))
     headings = ("told apart", "interval holds 1", "blocks")

@@ -136,6 +136,7 @@ def test_a_kill_between_the_two_files_of_an_extension_is_recovered(tmp_path: Pat
     ("sections", "added", "problem"),
     [
         ({"throughput": {"blocks": {"at_least": 3, "at_most": 12, "halfwidth": 0.05}}}, 3, r"is a rule \(at most 12\)"),
+        ({"throughput": {"blocks": "decide"}}, 1, r"is a rule \(at most 8\): more of them after its looks"),
         ({"throughput": None, "convergence": {"epochs": 1}}, 1, "convergence repeats by its seeds"),
         ({"throughput": {"blocks": 6}}, 995, "less than or equal to 1000"),
     ],
