@@ -222,7 +222,7 @@ SEED = 5
 WAIT_S = 15.0
 
 
-def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kills the second node
+def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here that uses the second node: it kills it
     address: str, environment: dict[str, str], tmp_path: Path
 ) -> None:
     shutil.copy(HERE / "faulty_workload.py", tmp_path)
@@ -257,6 +257,63 @@ def test_a_cluster_that_is_taken_and_then_shrinks(  # the last test here: it kil
     groups = harness.load(next((tmp_path / "out/shrinks").iterdir())).environment["groups"]
     ranks = [row for group in groups if len(group["ranks"]) == 2 for row in group["ranks"]]
     assert {row["address"] for row in ranks if row["rank"] == rank} == {OTHER}
+
+
+ON_TWO = """
+name: starting
+workload: emulated_compute
+grid: {strategy: ddp, devices: 2, nodes: 2, per_device_batch_size: 8}
+throughput: {blocks: 1, twin: false, traces: false, explain: false}
+equivalence: false
+"""
+STARTING = """
+import sys, time, psutil
+from dataclasses import replace
+from pathlib import Path
+from harness.config.load import load_experiment
+from harness.launch.ray import launcher
+from harness.launch.ray.cluster import connect
+from harness.plan.planner import make_plan
+
+def start(fit):
+    raylets = [each for each in psutil.process_iter() if each.name() == "raylet"]
+    raylet = next(each for each in raylets if f"node_ip_address={sys.argv[2]}" in " ".join(each.cmdline()))
+    for process in (raylet, *raylet.children(recursive=True)):
+        process.kill()
+    global began
+    began = time.monotonic()
+    return in_thread(fit)
+
+in_thread, launcher.in_thread = launcher.in_thread, start
+with connect(sys.argv[1], {}) as cluster:
+    two = [node for node in cluster.inventory.nodes if node.address in (sys.argv[2], sys.argv[1].split(":")[0])]
+    cluster = replace(cluster, inventory=replace(cluster.inventory, nodes=tuple(two)))
+    plan = make_plan(load_experiment(Path("starting.yaml")), cluster.inventory)
+    (group,) = [group for group in plan.groups if group.placement.nodes == 2]
+    runs = launcher.RayLauncher(cluster, plan.experiment, plan.machine)
+    for row in runs.launch(group, deadline=None):
+        print("row", round(time.monotonic() - began), row.outcome, row.reason, flush=True)
+    for row in runs.launch(group, deadline=None):  # the retry
+        print("row", 0, row.outcome, row.reason, flush=True)
+    runs.close()
+"""
+THIRD = "127.0.0.6"
+NOTICED_S = 60.0
+"""Well below the limit of a start on two nodes, 125 s; Ray itself notices after about 15 s."""
+
+
+def test_a_node_that_dies_while_a_group_starts_costs_no_start_limit(
+    address: str, environment: dict[str, str], tmp_path: Path
+) -> None:
+    start_node(f"--address={address}", f"--node-ip-address={THIRD}", "--num-cpus=1", variables=environment)
+    (tmp_path / "starting.yaml").write_text(ON_TWO)
+    done = ended(sys.executable, "-c", STARTING, address, THIRD, cwd=tmp_path, variables=environment, timeout=200)
+    rows = [line.split(maxsplit=2)[1:] for line in done.stdout.splitlines() if line.startswith("row ")]
+    assert [*dict.fromkeys(reason for _, reason in rows)] == [  # Ray prints lines of its own
+        f"lost node {socket.gethostname()} ({THIRD}) was lost while the worker group started",
+        "lost the cluster shrank: 1 of the 2 nodes that the trial needs are left",
+    ]
+    assert max(float(seconds) for seconds, _ in rows) < NOTICED_S, done.stdout
 
 
 def _lines(home: Path) -> list[dict[str, Any]]:

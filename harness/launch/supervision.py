@@ -35,6 +35,8 @@ class Ending(Enum):
     """No rank took a step within the limit."""
     NEVER_STARTED = auto()
     """No process registered before the timeout."""
+    NODE_LOST = auto()
+    """A node of the group died before the ranks were connected."""
 
     @property
     def was_cut_short(self) -> bool:
@@ -47,10 +49,20 @@ class Watchdog:
 
     Timeouts in seconds: ``limit_s`` without a step; ``grace_s`` of the other ranks after the first failure, None if
     the launcher does not end them; ``start_s`` until the first process registers, None for no timeout.
+    ``find_dead_node`` names a dead node of the group; it is called until the ranks are connected.
     """
 
-    def __init__(self, ask: Ask, limit_s: float, *, grace_s: float | None = None, start_s: float | None = None) -> None:
+    def __init__(
+        self,
+        ask: Ask,
+        limit_s: float,
+        *,
+        grace_s: float | None = None,
+        start_s: float | None = None,
+        find_dead_node: Callable[[], str | None] = lambda: None,
+    ) -> None:
         self._ask_nodes, self._limit_s, self._grace_s, self._start_s = ask, limit_s, grace_s, start_s
+        self._find_dead_node = find_dead_node
         self._processes: dict[int, Registration] = {}
         self._counts: list[int | None] = []
         self._began = self._changed = self._looked = time.monotonic()
@@ -60,6 +72,8 @@ class Watchdog:
         """When the first failure was noticed (unix time)."""
         self.stacks: dict[int, str] = {}
         """The stack of each rank of a group that hung."""
+        self.dead_node: str | None = None
+        """The node that died before the ranks were connected."""
 
     @property
     def connected(self) -> bool:
@@ -95,6 +109,10 @@ class Watchdog:
         """Return why the group must be ended now; None if it may go on."""
         if self._start_s is not None and not self._processes and time.monotonic() - self._began > self._start_s:
             return Ending.NEVER_STARTED
+        if not self.connected and (dead := self._find_dead_node()):
+            self.dead_node = dead
+            self.record_failure()
+            return Ending.NODE_LOST
         if self._grace_s is not None and self.failed_at is not None and time.time() - self.failed_at > self._grace_s:
             return Ending.AFTER_FAILURE
         if self._hangs():
@@ -209,8 +227,8 @@ def supervise(
             ending = Ending.BY_ITSELF if ended else watchdog.poll()
             if ending is not None:
                 break
-        if not ended:
-            group.kill()
+        if ending.was_cut_short:
+            group.kill()  # and wait; a group that did not start may hold no process to end
     finally:
         group.release()
     return GroupEnd(ending, tuple(finished), tuple(failures), current, measured, watchdog.stacks)

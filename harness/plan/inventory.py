@@ -33,6 +33,11 @@ class Node:
     cpu: str | None = None
 
     @property
+    def place(self) -> str:
+        """Its host with its address: two nodes may share a host."""
+        return f"{self.host} ({self.address})"
+
+    @property
     def hardware(self) -> str:
         """The type of its devices and processor: in every ratio, nodes of one type are alike."""
         return f"{self.gpu_model}, {self.cpu}"

@@ -6,6 +6,7 @@ import os
 import pickle
 import re
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -506,6 +507,30 @@ def test_ranks_that_never_registered_under_ray_cost_each_trial_a_row(make_experi
     assert [row.trial_id for row in rows] == [trial.id for trial in group.trials]
     assert {row.reason for row in rows} == {
         "the worker processes did not start: none registered with the driver in time"
+    }
+
+
+def test_a_node_is_dead_by_the_table_of_the_cluster_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    two = [Node(f"n{number}", f"10.0.0.{number}", "host", 2) for number in (1, 2)]
+    table = [{"NodeID": "n1", "Alive": True}, {"NodeID": "n2", "Alive": False}]
+    monkeypatch.setattr(ray, "nodes", lambda: table)
+    assert nodes.dead_node(two) == "host (10.0.0.2)" and nodes.dead_node(two[:1]) is None
+    del table[1]  # Ray keeps a limited number of dead nodes
+    assert nodes.dead_node(two) == "host (10.0.0.2)"
+    monkeypatch.setattr(nodes, "ANSWER_S", 0.05)
+    for gone in (lambda: 1 / 0, lambda: sys.exit(1), lambda: time.sleep(1)):
+        monkeypatch.setattr(ray, "nodes", gone)
+        assert nodes.dead_node(two) is None, "the mailbox tells whether the whole cluster is lost"
+
+
+def test_a_node_that_dies_during_a_start_costs_each_trial_a_row_that_is_retried(make_experiment: Make) -> None:
+    (group, *_) = make_plan(make_experiment({"per_device_batch_size": 8}, throughput={"blocks": 1}), laptop()).groups
+    end = GroupEnd(Ending.NODE_LOST, (), (), None)
+    watchdog: Any = SimpleNamespace(connected=False, dead_ranks=None, dead_node="h (10.0.0.2)")
+    rows = [*launcher._failed_trials(group, end, RuntimeError("its controller was killed"), watchdog)]
+    assert [row.trial_id for row in rows] == [trial.id for trial in group.trials]
+    assert {(row.outcome, row.reason) for row in rows} == {
+        ("lost", "node h (10.0.0.2) was lost while the worker group started")
     }
 
 

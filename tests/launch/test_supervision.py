@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -54,7 +55,7 @@ class Script:
         self.events.append("release")
 
 
-def watchdog(**limits: float) -> Watchdog:
+def watchdog(**limits: Any) -> Watchdog:
     return Watchdog(lambda question, things: [True] * len(things), 800.0, **limits)
 
 
@@ -107,7 +108,18 @@ def test_a_group_is_killed_if_its_ranks_outlive_a_failure_or_never_start() -> No
     ending = supervised(outliving, watchdog(grace_s=-1.0))[1].ending
     assert ending is Ending.AFTER_FAILURE and ending.was_cut_short
     assert supervised(silent, watchdog(start_s=-1.0))[1].ending == Ending.NEVER_STARTED
-    assert outliving.events == silent.events == ["kill", "release"]
+    assert outliving.events == ["kill", "release"] and silent.events == ["release"]
+
+
+def test_a_node_that_dies_ends_a_group_until_its_ranks_are_connected() -> None:
+    starting = Script([[registration(connected=False)]], ends=False)
+    dog = watchdog(find_dead_node=iter([None, "n1 (10.0.0.2)"]).__next__)
+    assert supervised(starting, dog)[1].ending is Ending.NODE_LOST
+    assert dog.dead_node == "n1 (10.0.0.2)" and dog.failed_at is not None
+    assert starting.events == ["release"], "which waits for no rank, as the start may have none"
+    connected = Script([[registration(connected=True)], [TrialStarted("b")], [TrialResult("b", "ok")]])
+    asked = watchdog(find_dead_node=lambda: pytest.fail("asked while trials run"))
+    assert supervised(connected, asked)[1].ending is Ending.BY_ITSELF
 
 
 def test_a_group_is_released_if_the_generator_is_closed_or_an_error_occurs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ class Cluster:
         """Return the answers that are not empty, by host."""
         nodes = self.inventory.nodes
         asked = [node for node, is_used in zip(nodes, used or [True] * len(nodes), strict=True) if is_used]
-        names = [f"{node.host} ({node.address})" for node in asked]
+        names = [node.place for node in asked]
         answers = _answers(names, [getattr(self.agents[node.node_id], question).remote(about, *more) for node in asked])
         return {name: answer for name, answer in zip(names, answers, strict=True) if answer}
 

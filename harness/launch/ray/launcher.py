@@ -43,7 +43,7 @@ from harness.launch.protocol import Job, Message, process_variables
 from harness.launch.ray import private
 from harness.launch.ray.cluster import Cluster
 from harness.launch.ray.controller import RankConfig, register, startup_callbacks
-from harness.launch.ray.nodes import NodeChoice, ask_agents, patience
+from harness.launch.ray.nodes import NodeChoice, ask_agents, dead_node, patience
 from harness.launch.startup import Received, Registration, StartupTimer, start_limit_s
 from harness.launch.supervision import Ending, GroupEnd, Watchdog, supervise
 from harness.launch.worker import devices_of, run_rank
@@ -159,7 +159,7 @@ class RayLauncher:
     def busy_cores(self) -> dict[str, float]:
         nodes = [node for node in self.cluster.inventory.nodes if node.node_id in self.cluster.agents]
         answers = ask_agents(self.cluster, "busy", [(node.node_id, None) for node in nodes])
-        names = (f"{node.host} ({node.address})" if len(nodes) > 1 else node.host for node in nodes)
+        names = (node.place if len(nodes) > 1 else node.host for node in nodes)
         return {name: cores for name, cores in zip(names, answers, strict=True) if cores is not None}
 
     def close(self) -> None:
@@ -180,7 +180,8 @@ class RayLauncher:
         # first Ray waits for resources, then for processes that import; the datasets of a loop may take any time
         whole_s = None if datasets_of(self.experiment, None) else start_s + _limit_of_user(start_s)
         ask, limit_s = partial(ask_agents, self.cluster), self.experiment.limits.trial
-        watchdog = Watchdog(ask, limit_s, grace_s=GRACE_S, start_s=whole_s)
+        find_dead_node = partial(dead_node, nodes)
+        watchdog = Watchdog(ask, limit_s, grace_s=GRACE_S, start_s=whole_s, find_dead_node=find_dead_node)
         with variables({START_LIMIT: f"{start_s:.0f}"}):  # which fit() hands to its controller
             # in a thread, so that the main thread can handle signals and messages
             running = RayGroup(self.cluster, in_thread(self._trainer(group, nodes, number).fit), watchdog)
@@ -330,6 +331,9 @@ def _failed_trials(
         )
     elif end.ending is Ending.NEVER_STARTED:
         yield from (from_exit(trial_id, None, "", came_up=False) for trial_id in left)
+    elif end.ending is Ending.NODE_LOST:
+        reason = f"node {watchdog.dead_node} was lost while the worker group started"
+        yield from (TrialResult(trial_id, "lost", reason) for trial_id in left)
     elif error is not None:
         yield from from_launch(left, error)
 

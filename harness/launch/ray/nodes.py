@@ -77,6 +77,15 @@ def _answers(cluster: Cluster, question: str, asked: Mapping[str, list[object]])
     return given, dead
 
 
+def dead_node(nodes: Sequence[Node]) -> str | None:
+    """Return the host and address of a node that Ray's table of nodes holds for dead; None if Ray does not answer."""
+    try:  # in a thread: Ray's own requests fail, or never end, once its head is gone
+        alive = in_thread(lambda: {node["NodeID"] for node in ray.nodes() if node["Alive"]}).result(patience())
+    except (Exception, SystemExit):
+        return None
+    return next((node.place for node in nodes if node.node_id not in alive), None)
+
+
 @dataclass
 class NodeChoice:
     """Chooses among the nodes of the plan, and those that the autoscaler brings for lost ones.
