@@ -13,7 +13,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from harness.cli.arguments import command, show
-from harness.cli.init_cluster import CLUSTERS, cluster_text
+from harness.cli.init_cluster import CLUSTERS, PATH, cluster_text
 from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 
@@ -124,7 +124,9 @@ def _write_experiment_file(questions: Sequence[str], workload: str, data: str | 
 def _write_cluster_file(cluster: str, answers: Sequence[str], output: Path | None) -> None:
     found, text, unanswered = cluster_text(cluster, answers)
     file = output or Path(found.name)
-    write_new({file: text.replace(found.name, file.name)})  # the name is in the command that resumes
+    if not re.fullmatch(PATH[1], str(file)):
+        raise ExperimentError("--output", [f"got {str(file)!r}; allowed: {PATH[0]}"])
+    write_new({file: text.replace(found.name, str(file))})  # it is in the command that resumes
     show(f"Wrote {file}. Next: {found.start.replace('FILE', shlex.quote(str(file)))}")
     if unanswered:
         show(f"Not answered, and as in {found.name} of experiments/clusters: {', '.join(unanswered)}.")

@@ -10,7 +10,8 @@ from harness.errors import ExperimentError, nearest
 from harness.system.files import PACKAGE_FOLDER
 
 FOLDER = PACKAGE_FOLDER.parent / "experiments" / "clusters"
-COUNT, SIZE, TIME = ("a number from 1", r"[1-9]\d*"), ("such as 256Gi", r"\d+[GT]i"), ("such as 2:00:00", r"[\d:-]+")
+COUNT, GPUS, SIZE = ("a number from 1", r"[1-9]\d*"), ("a number from 0", r"0|[1-9]\d*"), ("such as 256Gi", r"\d+[GT]i")
+TIME = ("such as 2:00:00, 1-12:00 or 90, in minutes", r"(\d+-)?\d+(:\d\d){0,2}")
 NOTICE = ("a number from 60", r"[6-9]\d|[1-9]\d{2,}")
 MEMORY = ("0 for all of it, or such as 480G", r"0|[1-9]\d*[MGT]")
 NAME, NAMES = ("a name", r"[\w.:@-]+"), ("names with commas", r"[\w.:@-]+(,[\w.:@-]+)*")
@@ -46,7 +47,7 @@ CLUSTERS: Mapping[str, ClusterFile] = {
         "sbatch FILE EXPERIMENT.yaml",
         {
             "nodes": Question("nodes", COUNT, {r"^#SBATCH --nodes=\d+": "#SBATCH --nodes=ANSWER"}),
-            "gpus": Question("GPUs of each node", COUNT, {r"--gpus-per-node=\d+": "--gpus-per-node=ANSWER"}),
+            "gpus": Question("GPUs of each node", GPUS, {r"--gpus-per-node=\d+": "--gpus-per-node=ANSWER"}),
             "gres": Question(
                 "instead of gpus: the site's type, such as gpu:h100:8",
                 PATH,
@@ -104,13 +105,13 @@ CLUSTERS: Mapping[str, ClusterFile] = {
         {
             "image": Question("image with this package", PATH, {r"image: \S+( +)# EDIT": r"image: ANSWER\1# EDIT"}),
             "nodes": Question("worker pods", COUNT, {r"([rR]eplicas): \d+": r"\1: ANSWER"}),
-            "gpus": Question("GPUs of each pod", COUNT, {r"nvidia\.com/gpu: \d+": "nvidia.com/gpu: ANSWER"}),
+            "gpus": Question("GPUs of each pod", GPUS, {r"nvidia\.com/gpu: \d+": "nvidia.com/gpu: ANSWER"}),
             "cpus": Question("cores of each pod", COUNT, {r'cpu: "32"': 'cpu: "ANSWER"'}),
             "memory": Question("memory of each pod", SIZE, {r"memory: 256Gi": "memory: ANSWER"}),
             "storage_class": Question(
-                "a class with ReadWriteMany", NAME, {r"#: storageClassName: CLASS": "storageClassName: ANSWER"}
+                "a class with ReadWriteMany", NAME, {r"#: storageClassName: CLASS": 'storageClassName: "ANSWER"'}
             ),
-            "queue": Question("queue of Kueue", NAME, {r"#: (labels: .*)QUEUE": r"\g<1>ANSWER"}),
+            "queue": Question("queue of Kueue", NAME, {r"#: (labels: .*)QUEUE": r'\g<1>"ANSWER"'}),
             "rdma": Question(
                 "RDMA resource of each pod, such as rdma/hca",
                 PATH,
@@ -126,7 +127,7 @@ CLUSTERS: Mapping[str, ClusterFile] = {
             "workers": Question(
                 "addresses of the others, with commas", NAMES, {r"worker_ips: \[.*?\]": "worker_ips: [ANSWER]"}
             ),
-            "user": Question("user", NAME, {r"ssh_user: [^,]+": "ssh_user: ANSWER"}),
+            "user": Question("user", NAME, {r"ssh_user: [^,]+": 'ssh_user: "ANSWER"'}),
             "key": Question("private key", PATH, {r"ssh_private_key: [^}]+": "ssh_private_key: ANSWER"}),
         },
     ),
@@ -169,6 +170,8 @@ def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
             problems.append(f"got {each[:80]!r}; allowed: NAME=VALUE of {', '.join(questions)}")
         elif not re.fullmatch(questions[name].allowed[1], value):
             problems.append(f"{name}: got {value[:80]!r}; allowed: {questions[name].allowed[0]}")
+        elif name in answers:
+            problems.append(f"{name}: got it twice; allowed: one answer")
         answers[name] = value
     for group in (("venv", "venv_tar", "pyxis", "apptainer"), ("gpus", "gres")):
         if len(both := [name for name in group if name in answers]) > 1:

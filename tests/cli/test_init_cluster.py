@@ -13,10 +13,11 @@ from typer.testing import CliRunner, Result
 
 from harness.cli import init_cluster
 from harness.cli.commands import app
-from harness.cli.init_cluster import COUNT, FOLDER, MEMORY, NAME, NAMES, NOTICE, PATH, PATHS, SIZE, TIME
+from harness.cli.init_cluster import COUNT, FOLDER, GPUS, MEMORY, NAME, NAMES, NOTICE, PATH, PATHS, SIZE, TIME
 
 SAMPLES = {
     COUNT: "4",
+    GPUS: "0",
     SIZE: "64Gi",
     MEMORY: "480G",
     TIME: "1-04:00:00",
@@ -75,19 +76,20 @@ def test_all_answers_make_a_script_that_bash_reads(here: Path) -> None:
 
 def test_an_image_modules_and_another_name_stand_in_the_script(here: Path) -> None:
     answers = ("apptainer=/s/h.sif", "modules=apptainer,cuda/12.4")
-    init("--cluster", "slurm", *answers, "--output", "n4.sbatch")
-    text = (here / "n4.sbatch").read_text()
-    assert subprocess.run(["bash", "-n", "n4.sbatch"], check=False).returncode == 0
+    (here / "jobs").mkdir()
+    init("--cluster", "slurm", *answers, "--output", "jobs/n4.sbatch")
+    text = (here / "jobs/n4.sbatch").read_text()
+    assert subprocess.run(["bash", "-n", "jobs/n4.sbatch"], check=False).returncode == 0
     assert "\nmodule load apptainer cuda/12.4 || exit 2\n" in text
     assert '\nsbcast --force /s/h.sif "$LOCAL.sif" || exit 2\non_node=(apptainer exec --nv ' in text
     assert ' PYTHONNOUSERSITE=1 "$LOCAL.sif")\n' in text
     assert '\non_first=("${on_node[@]}")\n' in text
-    assert "sbatch -N $SLURM_JOB_NUM_NODES n4.sbatch" in text and "slurm.sbatch" not in text
+    assert "sbatch -N $SLURM_JOB_NUM_NODES jobs/n4.sbatch" in text and "slurm.sbatch" not in text
 
 
 def test_manifests_keep_their_form(here: Path) -> None:
     answers = {"image": "r.example/x:1", "nodes": "3", "gpus": "4", "cpus": "16", "memory": "64Gi"}
-    answers |= {"storage_class": "efs", "queue": "2nd", "rdma": "rdma/hca_a"}
+    answers |= {"storage_class": "true", "queue": "007", "rdma": "rdma/hca_a"}
     init("--cluster", "kuberay", *(f"{name}={value}" for name, value in answers.items()))
     found = {each["kind"]: each for each in yaml.safe_load_all((here / "kuberay-rayjob.yaml").read_text())}
     cluster = found["RayJob"]["spec"]["rayClusterSpec"]
@@ -98,12 +100,12 @@ def test_manifests_keep_their_form(here: Path) -> None:
     assert [group[name] for name in ("replicas", "minReplicas", "maxReplicas")] == [3, 3, 3]
     (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
     assert head["image"] == worker["image"] == "r.example/x:1" and head["resources"]["limits"]["cpu"] == "2"
-    assert found["RayJob"]["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "2nd"}
-    assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "efs"
-    init("--cluster", "ssh", "head=n0", "workers=n1,n2", "user=me")
+    assert found["RayJob"]["metadata"]["labels"] == {"kueue.x-k8s.io/queue-name": "007"}
+    assert found["PersistentVolumeClaim"]["spec"]["storageClassName"] == "true"  # a text
+    init("--cluster", "ssh", "head=n0", "workers=n1,n2", "user=1000")
     machines = yaml.safe_load((here / "ray-up-local.yaml").read_text())
     assert machines["provider"] == {"type": "local", "head_ip": "n0", "worker_ips": ["n1", "n2"]}
-    assert (machines["min_workers"], machines["max_workers"], machines["auth"]["ssh_user"]) == (2, 2, "me")
+    assert (machines["min_workers"], machines["max_workers"], machines["auth"]["ssh_user"]) == (2, 2, "1000")
 
 
 @pytest.mark.parametrize(
@@ -113,6 +115,9 @@ def test_manifests_keep_their_form(here: Path) -> None:
         (["--cluster", "slurm", "nodes=0"], "nodes: got '0'; allowed: a number from 1"),
         (["--cluster", "slurm", "account=a;b"], "account: got 'a;b'; allowed: a name"),
         (["--cluster", "slurm", "venv=$(x)"], "allowed: a path or name without spaces"),
+        (["--cluster", "slurm", "time=:"], "time: got ':'; allowed: such as 2:00:00, 1-12:00 or 90, in minutes"),
+        (["--cluster", "slurm", "nodes=4", "nodes=8"], "nodes: got it twice; allowed: one answer"),
+        (["--cluster", "slurm", "--output", "my job.sbatch"], "got 'my job.sbatch'; allowed: a path or name without"),
         (["--cluster", "slurm", "scaling"], "got 'scaling'; allowed: NAME=VALUE of nodes, gpus, gres"),
         (["--cluster", "ssh", "gpus=2"], "got 'gpus=2'; allowed: NAME=VALUE of head, workers, user, key"),
         (["--cluster", "slurm", "pyxis=/a", "apptainer=/b"], "got pyxis and apptainer; allowed: one of them"),

@@ -297,21 +297,24 @@ def test_a_run_resumes_as_it_was_started(
 def test_in_a_batch_job_the_resume_command_submits_the_script_without_the_address_that_ends_with_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    words = re.search(
-        '^export (HARNESS_SUBMIT)="(.*?)"', (ROOT / "experiments/clusters/slurm.sbatch").read_text(), re.MULTILINE
-    )
-    assert words
+    script = (ROOT / "experiments/clusters/slurm.sbatch").read_text()
+    (lines,) = re.findall(r"^(HARNESS_SUBMIT=.*^export HARNESS_SUBMIT.*?)$", script, re.MULTILINE | re.DOTALL)
     request = Request(Path("e.yaml"), address="10.0.0.1:26379", quiet=True)
     assert "--address 10.0.0.1:26379" in resume_command(request, Path("r"))
-    for given, expected in (({}, "env"), ({"VENV": "/v", "IFACE": "ib0"}, "env VENV=/v IFACE=ib0")):
+    spaced = {"OUTPUT": "/my results/$x", "VENV": "/v"}
+    for given, expected in (
+        ({}, "env"),
+        ({"VENV": "/v", "IFACE": "ib0"}, "env VENV=/v IFACE=ib0"),
+        (spaced, "env VENV=/v 'OUTPUT=/my results/$x'"),
+    ):
         known = {"SLURM_JOB_NUM_NODES": "64", "PATH": os.environ["PATH"], **given}
         said = subprocess.run(
-            ["bash", "-c", f'echo "{words[2]}"'], env=known, capture_output=True, text=True, check=True
+            ["bash", "-uc", f"{lines}\nprintenv HARNESS_SUBMIT"], env=known, capture_output=True, text=True, check=True
         )
-        monkeypatch.setenv(words[1], said.stdout.strip())
+        monkeypatch.setenv("HARNESS_SUBMIT", said.stdout.strip())
         assert resume_command(request, Path("r")) == f"{expected} sbatch -N 64 slurm.sbatch e.yaml --quiet --resume r"
         assert submit_command(request, Path("r")) == resume_command(request, Path("r"))
-    monkeypatch.delenv(words[1])
+    monkeypatch.delenv("HARNESS_SUBMIT")
     assert submit_command(request, Path("r")) is None
 
 
