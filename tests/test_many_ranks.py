@@ -15,7 +15,7 @@ import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
-from harness.analysis import phases, trials
+from harness.analysis import doubts, phases, trials
 from harness.analysis.results import TABLES, Results, load
 from harness.measure.stepper import of_slowest
 from harness.record.folder import RunFolder
@@ -80,7 +80,7 @@ def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, mo
     make_up_ranks(40, monkeypatch.setattr)
     results = kept("slowest", tmp_path, 4)
     expected = {name: getattr(results, name) for name in TABLES}
-    for module in (phases, trials):
+    for module in (doubts, phases, trials):
         monkeypatch.setattr(module, "ROWS", 3)
     few = load(results.folder.path)
     for name, table in expected.items():
@@ -90,7 +90,7 @@ def test_no_table_depends_on_how_many_rows_are_held_at_a_time(tmp_path: Path, mo
 @pytest.mark.slow
 def test_tables_hold_few_bytes_of_each_rank_of_a_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_up_ranks(40, monkeypatch.setattr)
-    for module in (phases, trials):
+    for module in (doubts, phases, trials):
         monkeypatch.setattr(module, "ROWS", 500)  # what a part takes for a moment is the same for few ranks and many
 
     def peak_and_rows(ranks: int) -> tuple[int, int]:

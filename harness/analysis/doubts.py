@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import comb, inf
 from typing import Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 
-from harness.analysis.common import Lines, Row, Rows, bases_of, by_cell, grouped, measured, nearest, rows_of, trial_key
+from harness.analysis.common import (
+    KEYS,
+    Lines,
+    Row,
+    Rows,
+    TrialKey,
+    bases_of,
+    by_cell,
+    grouped,
+    measured,
+    nearest,
+    rows_of,
+    trial_key,
+)
 from harness.analysis.evidence import (
     RANK_COLUMNS,
     SLOW_RANK,
@@ -22,7 +37,8 @@ from harness.analysis.evidence import (
     throttling,
     window_drift,
 )
-from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
+from harness.analysis.phases import ROWS
+from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes, trial_starts
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
 from harness.plan.run_environment import RunEnvironment
 
@@ -259,12 +275,12 @@ def doubts(
     steps, slow, drift = times.by_trial, slow_ranks(windows), window_drift(windows)
     spread = ((steps["q3_s"] - steps["q1_s"]) / steps["step_median_s"]).to_dict()
     signatures = {key: signature(nodes) for key, nodes in group_environments(environment).items()}
-    by_trial = grouped(rows_of(ranks[[*RANK_COLUMNS]]), trial_key)
+    of_ranks = _rows_by_trial(ranks[[*RANK_COLUMNS]])
     for row in rows:
         key = trial_key(row)
         row["spread"] = spread.get(key)  # the interquartile range of the timed steps over their median
         row |= {"slow_rank": slow.get(key), "drift": drift.get(key), "stalled": key in times.stalled}
-        row |= {"ranks": by_trial.get(key, []), "in_epochs": in_epochs.get(key), "dtypes": dtypes.get(key)}
+        row |= {"in_epochs": in_epochs.get(key), "dtypes": dtypes.get(key)}
         row["signature"] = signatures.get((row.group_id, row.invocation))  # of its worker group's nodes and settings
     ok = [row for row in rows if row.outcome == "ok" and not row.purpose]
     measured_in = grouped(ok, lambda row: (row.cell_id, row.block))
@@ -276,11 +292,31 @@ def doubts(
             base = nearest(row, measured_in.get((bases.get(row.cell_id, row.base_id), row.block), ()))
             if base is not None and base.trial_id == row.trial_id:
                 base = None
+            row = Row(row, ranks=of_ranks(trial_key(row)))
+            base = base and Row(base, ranks=of_ranks(trial_key(base)))
             for name, doubt in DOUBTS.items():
                 if seen := doubt.own(row) or (base is not None and doubt.beside(row, base)):
                     names.append(f"{name}{seen}" if isinstance(seen, str) else name)
         found.append(tuple(names))
     return pd.Series(found, index=trials.index, dtype=object)
+
+
+def _rows_by_trial(ranks: pd.DataFrame) -> Callable[[TrialKey], Rows]:
+    """Return the function of a trial's rows, which stand together.
+
+    As mappings rows take several times the memory of a frame: two parts of about ROWS are kept, of a trial and of its
+    base.
+    """
+    starts = trial_starts(ranks)
+    numbers = starts // ROWS
+    part_of = dict(zip(map(trial_key, rows_of(ranks[KEYS].iloc[starts])), numbers.tolist(), strict=True))
+
+    @lru_cache(maxsize=2)
+    def part(number: int) -> Mapping[TrialKey, Rows]:
+        first, last = np.append(starts, len(ranks))[np.searchsorted(numbers, [number, number + 1])]
+        return grouped(rows_of(ranks.iloc[first:last]), trial_key)
+
+    return lambda key: part(part_of[key])[key] if key in part_of else []
 
 
 def kind_of(name: str) -> str:

@@ -101,14 +101,15 @@ def label_columns(axes: AnyRow, labels: Labels) -> dict[str, str]:
 def trial_row(line: AnyRow) -> AnyRow:
     """Return the columns of a recorded trial that follow from its line alone."""
     known = {**line, **line["facts"]}
-    peaks = [rank["peak_memory_bytes"] for rank in line["ranks"] if rank.get("peak_memory_bytes") is not None]
-    first = [window for window in line["windows"] if window["rank"] == 0]
+    ranks, windows = [*line["ranks"]], [*line["windows"]]  # each time that they are read they are made anew
+    peaks = [rank["peak_memory_bytes"] for rank in ranks if rank.get("peak_memory_bytes") is not None]
+    models = sorted({rank["device_model"] for rank in ranks if rank.get("device_model")})
+    first = [window for window in windows if window["rank"] == 0]
     return {
         **{name: known[name] for name in TRIALS.names if name in known},
-        "device_model": " + ".join(sorted({rank["device_model"] for rank in line["ranks"] if rank.get("device_model")}))
-        or None,
-        "threads": line["ranks"][0].get("threads") if line["ranks"] else None,
-        "throughput_per_s": throughput(line["windows"]),
+        "device_model": " + ".join(models) or None,
+        "threads": ranks[0].get("threads") if ranks else None,
+        "throughput_per_s": throughput(windows),
         "peak_memory_bytes": max(peaks, default=None),
         "warmup_steps": sum(w["steps"] for w in first if w["window_kind"] == "warmup") or None,
     }
@@ -290,10 +291,22 @@ def _nested(table: Table, lines: Sequence[AnyRow]) -> pd.DataFrame:
     frames = [
         table.frame(row for line in lines[first:last] for row in line[table.name]) for first, last in pairwise(cuts)
     ]
-    frame = frames[0] if len(frames) == 1 else pd.concat([table.frame([]), *frames], ignore_index=True)
+    frame = frames[0] if len(frames) == 1 else _joined([table.frame([]), *frames])
     frame["trial_id"] = pd.array([line["trial_id"] for line in lines], dtype="string").repeat(counts)
     frame["attempt"] = pd.array([line["attempt"] for line in lines], dtype="Int64").repeat(counts)
     return frame
+
+
+def _joined(parts: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of frames of one table, which lose them: column by column, so that they are in memory once."""
+    names = dict.fromkeys(name for part in parts for name in part.columns)
+    columns = {}
+    for name in names:
+        columns[name] = pd.concat([part.filter([name]) for part in parts], ignore_index=True)[name]
+        for part in parts:
+            if name in part:
+                del part[name]
+    return pd.DataFrame(columns, copy=False)
 
 
 NOT_STARTED: Mapping[str | None, str] = {
