@@ -17,11 +17,15 @@ def world_size() -> int:
     return dist.get_world_size() if dist.is_initialized() else 1
 
 
+LATE_S = 0.1
+
+
 class Collectives(Regression):
-    """``kind``: contrastive (a differentiable all-gather), logged (.item() of an all-reduce), kept (as many values as
+    """``kind``: contrastive (a differentiable all-gather), logged (.item() of an all-reduce), late (the same, for which
+    rank 1 is LATE_S late), kept (as many values as
     the ranks that were there at the start), grouped (a group of its own), ring (each rank receives from one and sends
     to the other), sparse or beside (none in the loss, but a table with sparse gradients before the layers, or
-    beside them), or none.
+    beside them), compiled (in the model), or none.
     """
 
     def __init__(self, kind: str = "none") -> None:
@@ -42,7 +46,8 @@ class Collectives(Regression):
             from torch.distributed.nn import functional
 
             assert len(functional.all_gather(total)) == ranks
-        elif self.kind == "logged":
+        elif self.kind in ("logged", "late"):
+            time.sleep(LATE_S if self.kind == "late" and dist.get_rank() == 1 else 0.0)
             dist.all_reduce(mean)
             assert mean.item() >= 0
         elif self.kind == "kept":
@@ -58,7 +63,25 @@ class Collectives(Regression):
 
     def build_model(self, *args: Any, **options: Any) -> nn.Module:
         model = super().build_model(*args, **options)
+        if self.kind == "compiled":
+            return Reducing(model)
         return WithTable(model, beside=self.kind == "beside") if self.kind in ("sparse", "beside") else model
+
+
+class Reducing(nn.Module):
+    """A model whose forward pass, which torch.compile may compile, has a functional all-reduce of one number."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        from torch.distributed import _functional_collectives as functional
+
+        out: Tensor = self.model(x)
+        if world_size() > 1:
+            out = out + 0.0 * functional.all_reduce(out.detach().mean(), "sum", dist.group.WORLD)
+        return out
 
 
 class WithTable(nn.Module):

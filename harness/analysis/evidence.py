@@ -59,6 +59,7 @@ def slow_ranks(windows: pd.DataFrame) -> dict[TrialKey, int]:
     Over fewer than LEAST_STEPS steps, as those of a script's profile, a rank may be slow by chance.
     """
     alone = windows[windows["window_kind"] == "alone"]
+    alone = alone.assign(duration_s=alone["duration_s"] - alone["late_s"].fillna(0.0))
     sums = alone.groupby([*KEYS, "rank"])[["duration_s", "steps"]].sum()
     sums = sums[sums["steps"] >= LEAST_STEPS]
     by_trial = (sums["duration_s"] / sums["steps"]).astype(float).groupby(KEYS)

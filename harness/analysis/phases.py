@@ -111,7 +111,7 @@ def ledger(lines: Lines, environment: RunEnvironment) -> pd.DataFrame:
 ROWS = 50_000
 WINDOW_COLUMNS = (
     *("rank", "window", "window_kind", "duration_s", "steps"),
-    *("wait_s", "idle_s", "host_wait_s", "in_turn_s"),
+    *("wait_s", "idle_s", "host_wait_s", "in_turn_s", "late_s"),
 )
 
 
@@ -119,8 +119,9 @@ WINDOW_COLUMNS = (
 class Timing:
     """Seconds a step of one trial: of the slowest rank, and its wait for data.
 
-    Without the wait: ``alone_s`` by rank without gradient exchange, ``slowest_s`` of each step's slowest rank without
-    it, ``together_s`` of the slowest rank with it; None for a strategy whose exchange cannot be taken out.
+    Without the wait: ``alone_s`` by rank without gradient exchange, nor its wait for later ranks in collectives of the
+    user's own code; ``slowest_s`` of each step's slowest rank without exchange, ``together_s`` of the slowest rank with
+    it; None for a strategy whose exchange cannot be taken out.
     ``wait_fraction``: the wait over the time of the windows in which it was marked; None if it was marked in none.
     """
 
@@ -151,6 +152,7 @@ def timings(windows: pd.DataFrame) -> dict[TrialKey, Timing]:
             lost_s=_waited_s(part).fillna(0.0),
             is_marked=part["wait_s"].notna() | part["idle_s"].notna(),
             in_turn_s=part["in_turn_s"].fillna(0.0),
+            late_s=part["late_s"].fillna(0.0),
         )
         of_trials = {trial: _timing(rows) for trial, rows in grouped(_of_all_ranks(known), _trial).items()}
         timed = {trial: timing for trial, timing in of_trials.items() if timing}
@@ -208,8 +210,8 @@ def _alone(windows: pd.DataFrame, wait_s: Mapping[int, float]) -> dict[int, dict
     each = by_window.agg(steps=("steps", "first"), net_s=("net_s", "max"), in_turn_s=("in_turn_s", "first"))
     sums = each.assign(slowest_s=each["steps"] * each["net_s"] + each["in_turn_s"]).groupby("trial").sum()
     slowest_s = (sums["slowest_s"] / sums["steps"]).astype(float).to_dict()
-    of_ranks = known.groupby(["trial", "rank"], sort=False)[["left_s", "steps"]].sum().reset_index()
-    of_ranks = of_ranks.assign(step_s=of_ranks["left_s"] / of_ranks["steps"])
+    of_ranks = known.groupby(["trial", "rank"], sort=False)[["left_s", "late_s", "steps"]].sum().reset_index()
+    of_ranks = of_ranks.assign(step_s=(of_ranks["left_s"] - of_ranks["late_s"]) / of_ranks["steps"])
     alone_s: dict[int, dict[int, float]] = {}
     for row in records(of_ranks):
         alone_s.setdefault(row["trial"], {})[row["rank"]] = row["step_s"]

@@ -98,7 +98,7 @@ PARTS: Mapping[str, Part] = {
     "side by side": Part("contention between devices", row="contention"),
     "slowest rank": Part("waiting for the slowest rank"),
     UNEQUAL_STEPS: Part("waiting for ranks that are slow in turn"),
-    OWN_COLLECTIVES: Part("collectives of the workload's own code", row=COMMUNICATION),
+    OWN_COLLECTIVES: Part("collectives of the user's own code", row=COMMUNICATION),
     BROADCAST: Part("broadcast of buffers", row=COMMUNICATION),
     SPARSE: Part("exchange of sparse gradients", row=COMMUNICATION),
     EXCHANGE_CPU: Part(row=COMMUNICATION),
@@ -151,7 +151,7 @@ class StepLoss:
                                                                 |-----| rest
 
     fsdp has the exposed time of its collectives, from a profile, in place of the communication; dp has them beside its
-    replicas' threads and what the replicas lose to each other (side by side). Collectives of the workload's own code
+    replicas' threads and what the replicas lose to each other (side by side). Collectives of the user's own code
     are in steps without exchange too: they are taken from what is lost side by side. A part may be negative.
     """
 

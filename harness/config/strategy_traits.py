@@ -88,7 +88,7 @@ class ProfiledPart:
 ALL_REDUCE = "all-reduce"
 """The key of ddp's exchange in exchange_s, which DDP times itself."""
 BROADCAST, OWN_COLLECTIVES = "buffer broadcast", "own collectives"
-"""The keys of what ddp sends before a forward pass, and of the collectives that the workload's own code calls."""
+"""The keys of what ddp sends before a forward pass, and of collectives of the user's code: workload or own strategy."""
 SPARSE = "sparse gradients"
 """The key of ddp's exchange of the rows that each rank has a gradient for."""
 EXCHANGE_CPU = "CPU time of the exchange"

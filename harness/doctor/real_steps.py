@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -23,7 +23,7 @@ from harness.doctor.facts import (
 )
 from harness.doctor.subject import SMALL, Subject
 from harness.measure.convergence import Evaluator
-from harness.measure.exchanges import CollectiveMode
+from harness.measure.exchanges import CollectiveMode, group_name
 from harness.measure.scenarios import is_device_error
 from harness.measure.sketches import acts_by_mode, random_states
 from harness.measure.stepper import TrainingData
@@ -76,21 +76,9 @@ class _Only(CollectiveMode):
         self._name = group.group_name
 
     def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
-        if others := sorted(each for each in map(_group_name, arguments) if each and each != self._name):
+        if others := sorted(each for each in map(group_name, arguments) if each and each != self._name):
             raise OtherRanksNeeded(f"{name} in a pass on one device is over a group of several ranks ({others[0]})")
         return run()
-
-
-def _group_name(argument: Any) -> str:
-    """Return the name of a process group among an operator's arguments; empty for any other argument.
-
-    Operators of c10d take the group itself, functional ones its name, beside names of reductions.
-    """
-    if isinstance(argument, str):
-        return argument if argument in dist.distributed_c10d._world.pg_names.values() else ""
-    with suppress(RuntimeError, TypeError):  # a reduction, and what is no object of C++
-        return str(dist.ProcessGroup.unbox(argument).group_name)
-    return ""
 
 
 def observe(subject: Subject) -> Steps:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from statistics import median
+from statistics import mean, median, median_low
 from typing import Any, Literal
 
 import torch
@@ -28,7 +29,8 @@ from harness.train.strategies.base import ExchangePoint
 from harness.train.strategies.ddp import broadcasts_buffers
 from harness.train.training import BACKWARD, CLEARED, Phase
 
-RECORDED_STEPS = 4
+RECORDED_STEPS, OWN_STEPS = 4, 8
+"""Steps of a recording; of the workload's own collectives more, since the ranks may be late in turn."""
 Timed = tuple[ExchangePoint, float]
 """A point and its seconds from the start of the forward pass."""
 
@@ -167,21 +169,23 @@ def _median(steps: Sequence[Sequence[ExchangeRow]]) -> tuple[ExchangeRow, ...]:
     )
 
 
-def other_exchanges(stepper: Stepper) -> TrialFacts:
-    """Return the seconds of ddp's buffers and sparse gradients, and of the workload's own collectives, in a step.
+def other_exchanges(stepper: Stepper) -> tuple[TrialFacts, float]:
+    """Return seconds and bytes of ddp's buffers and sparse gradients in a step, and of the user's own collectives.
 
-    And the bytes of these on this rank, by operation. Empty if there are none. The training is of no further use. All
-    ranks call it, and begin each measurement together.
+    Empty if there are none; the reason, if the seconds cannot be known. Second, the seconds of a step in which this
+    rank waits in its own collectives for later ranks. The training is of no further use. All ranks call it, and begin
+    each measurement together.
     """
     model, ranks = stepper.training.model, stepper.ranks
-    seconds: dict[str, float] = {}
+    seconds, given = dict[str, float](), dict[str, float]()
+    found, late_s = TrialFacts(), 0.0
 
     def together_s(call: Callable[[], object]) -> float:
         ranks.barrier()
         return elapsed_s(call, ranks.devices)
 
     def own_collectives() -> OwnCollectives:
-        """Take a step without exchange; return the collectives that the workload's code calls in it."""
+        """Take a step without exchange; return the collectives that the user's code calls in it."""
         calls = OwnCollectives(ranks.devices)
         ranks.barrier()
         with calls:
@@ -190,23 +194,66 @@ def other_exchanges(stepper: Stepper) -> TrialFacts:
 
     if broadcasts_buffers(model):
         seconds[BROADCAST] = _usual(lambda: together_s(model._sync_buffers))
+        given[BROADCAST] = _bytes_of(model.modules_buffers)
     with stepper.training.without_exchange():
         stepper.step()  # the first one without exchange still broadcasts buffers
         first = own_collectives()
         found_by = ranks.gather((bool(first.bytes), first.between_two))
-        if any(found for found, _ in found_by) and not any(between_two for _, between_two in found_by):
-            seconds[OWN_COLLECTIVES] = _usual(lambda: own_collectives().seconds)
+        given |= first.bytes
+        if any(between_two for _, between_two in found_by):
+            found["explain_error"] = TO_ONE_RANK
+        elif any(calls for calls, _ in found_by):
+            steps = [split_wait(ranks.gather(own_collectives().calls)) for _ in range(OWN_STEPS)]
+            seconds[OWN_COLLECTIVES] = mean(median_low(exchange for exchange, _ in of_ranks) for of_ranks in steps)
+            late_s = mean(of_ranks[ranks.rank][1] for of_ranks in steps)
     if isinstance(model, DistributedDataParallel):
         known = [(name, each.grad) for name, each in model.module.named_parameters() if each.grad is not None]
         sparse = {name: grad for name, grad in known if grad.is_sparse and name not in model.parameters_to_ignore}
         if sparse and len(set(ranks.gather(tuple(sparse)))) == 1:  # else a rank has used other tables than another
             group = model.process_group
+            rows = [grad.coalesce() for grad in sparse.values()]
+            given[SPARSE] = _bytes_of(part for each in rows for part in (each.indices(), each.values()))
             seconds[SPARSE] = _usual(
                 lambda: together_s(lambda: [dist.all_reduce(each.clone(), group=group) for each in sparse.values()])
             )
     synchronize(ranks.devices)
-    found: TrialFacts = {"exchange_s": seconds} if seconds else {}
-    return {**found, "own_bytes": first.bytes} if first.bytes else found
+    if seconds:
+        found["exchange_s"] = seconds
+    if given:
+        found["exchange_bytes"] = given
+    return found, late_s
+
+
+TO_ONE_RANK = "the seconds of messages from one rank to another (send, recv) in the user's own code are unknown"
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+Call = tuple[str, float]
+"""A collective: the name of its process group, and its seconds on one rank."""
+
+
+def split_wait(ranks: Sequence[Sequence[Call]]) -> list[tuple[float, float]]:
+    """Return the seconds of each rank's collectives in one step: of the exchange, and of waiting for later ranks.
+
+    The last rank that enters a collective waits for none: the exchange takes as long as on the rank that is in it for
+    the shortest time. ``ranks``: each rank's calls; those over one group come in the same order on all of its ranks.
+    """
+    least: dict[tuple[str, int], float] = {}
+    numbered: list[dict[tuple[str, int], float]] = []
+    for calls in ranks:
+        counts = Counter[str]()
+        own: dict[tuple[str, int], float] = {}
+        for group, seconds in calls:
+            key = (group, counts[group])
+            counts[group] += 1
+            own[key] = seconds
+            least[key] = min(seconds, least.get(key, seconds))
+        numbered.append(own)
+    exchange_s = [sum(least[key] for key in own) for own in numbered]
+    return [(exchange, sum(own.values()) - exchange) for own, exchange in zip(numbered, exchange_s, strict=True)]
 
 
 def _usual(measure: Callable[[], float]) -> float:
@@ -230,10 +277,24 @@ class CollectiveMode(TorchDispatchMode):
 
 
 BETWEEN_TWO = ("send", "recv")
+SENDS_NOTHING = ("wait_tensor", "wrap_tensor_autograd")
+"""Operators of functional collectives that await a result, or make it one of autograd."""
+
+
+def group_name(argument: Any) -> str:
+    """Return the name of a process group among an operator's arguments; empty for any other argument.
+
+    Operators of c10d take the group itself, functional ones its name, beside names of reductions.
+    """
+    if isinstance(argument, str):
+        return argument if argument in dist.distributed_c10d._world.pg_names.values() else ""
+    with suppress(RuntimeError, TypeError):  # a reduction, and what is no object of C++
+        return str(dist.ProcessGroup.unbox(argument).group_name)
+    return ""
 
 
 class OwnCollectives(CollectiveMode):
-    """The collectives of a block: their seconds on this rank, with the wait for others, and bytes by operation.
+    """The collectives of a block: the group and seconds of each, with the wait for other ranks; bytes by operation.
 
     Each is awaited where it is called, so that one that would overlap with computation counts whole. Messages between
     two ranks are not, for the other may send only after it has been sent to: their seconds are not known.
@@ -241,15 +302,15 @@ class OwnCollectives(CollectiveMode):
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.seconds, self.bytes, self._devices = 0.0, dict[str, float](), devices
+        self.calls, self.bytes, self._devices = list[Call](), dict[str, float](), devices
         self.between_two = False
 
     def collective(self, name: str, arguments: Sequence[object], run: Callable[[], object]) -> object:
         """Count a collective: the bytes that this rank gives are the last argument with tensors, after the outputs."""
         tensors = ([leaf for leaf in tree_leaves(each) if isinstance(leaf, torch.Tensor)] for each in arguments[::-1])
         given = next(filter(None, tensors), [])
-        if name != "wait_tensor":
-            self.bytes[name] = self.bytes.get(name, 0) + sum(tensor.numel() * tensor.itemsize for tensor in given)
+        if name not in SENDS_NOTHING:
+            self.bytes[name] = self.bytes.get(name, 0) + _bytes_of(given)
         if name.startswith(BETWEEN_TWO):
             self.between_two = True
             return run()
@@ -260,5 +321,5 @@ class OwnCollectives(CollectiveMode):
             with suppress(RuntimeError, TypeError, AttributeError):  # no object of C++, or another one than its work
                 dist.Work.unbox(leaf).wait()
         synchronize(self._devices)
-        self.seconds += time.perf_counter() - start
+        self.calls.append((next(filter(None, map(group_name, arguments)), ""), time.perf_counter() - start))
         return result

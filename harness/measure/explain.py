@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -118,8 +119,12 @@ def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exc
     elif cell.traits.replicates and cell.devices > 1:
         facts = measure_replicas(stepper, speed.window_steps)
     facts = {**facts, **_arithmetic(stepper, cache)}
-    if windows and stepper.ranks.world_size > 1 and not cell.compile:
-        others = other_exchanges(stepper)
+    if windows and stepper.ranks.world_size > 1:
+        others, late_s = other_exchanges(stepper)
+        windows = [
+            replace(each, late_s=min(late_s * each.steps, each.duration_s)) if each.kind == "alone" else each
+            for each in windows
+        ]
         exchange_s = {**facts.get("exchange_s", {}), **others.get("exchange_s", {})}
         facts = {**facts, **others, **({"exchange_s": exchange_s} if exchange_s else {})}
     # without those windows nothing is predicted

@@ -253,6 +253,7 @@ def window_rows(rank: int, windows: Sequence[Window], first: int = 0) -> list[Wi
     for index, window in enumerate(windows, first):
         sums = {f"{phase}_s": seconds for phase, seconds in window.phases.items()}
         sums |= {f"host_{phase}_s": seconds for phase, seconds in window.host_phases.items()}
+        sums |= {"late_s": window.late_s} if window.late_s else {}
         rows.append(
             {
                 "rank": rank,

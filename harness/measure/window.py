@@ -193,6 +193,8 @@ class Window:
     thread_cpu_s: float = 0.0
     """CPU time of the thread that trains."""
     process_cpu_s: float = 0.0
+    late_s: float = 0.0
+    """Of a window without exchange: waiting for later ranks in collectives of the user's own code."""
 
     @property
     def steps(self) -> int:

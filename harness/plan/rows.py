@@ -151,7 +151,8 @@ Severity = Literal["error", "warning", "note"]
 class PhaseSeconds(TypedDict, total=False):
     """Seconds of a window by phase, by the device's clock and by the host's.
 
-    ``in_turn_s``: of windows without exchange, what ranks that are slow in turn lose; the same on every rank.
+    ``in_turn_s`` and ``late_s``: of windows without exchange; the first, what ranks that are slow in turn lose, is the
+    same on every rank.
     """
 
     wait_s: Annotated[float, Meaning("waiting for data, on a CPU", "s")]
@@ -170,6 +171,12 @@ class PhaseSeconds(TypedDict, total=False):
     in_turn_s: Annotated[
         float,
         Meaning("without exchange: sum over steps of the slowest rank's time, less the largest sum of a rank", "s"),
+    ]
+    late_s: Annotated[
+        float,
+        Meaning(
+            "without exchange: waiting for later ranks in collectives of the user's own code, by steps after it", "s"
+        ),
     ]
 
 
@@ -301,14 +308,18 @@ class TrialFacts(TypedDict, total=False):
             "time per step by part of the exchange: collectives by a profile, overlapped or not; all-reduce by DDP's "
             "timer, first bucket ready to last reduced, of the rank that waits least; ddp's broadcast of buffers, and "
             "its sums of sparse gradients, each by itself; CPU time that ddp's exchange adds; collectives of the "
-            "workload's own code, with their wait for other ranks; "
+            "user's own code, without their wait for later ranks; "
             "dp's threads, and side by side: contention of its replicas",
             "s",
         ),
     ]
-    own_bytes: Annotated[
+    exchange_bytes: Annotated[
         Mapping[str, float],
-        Meaning("what a rank gives to collectives of the workload's own code in a step, by operation", "bytes"),
+        Meaning(
+            "what a rank gives in a step to ddp's broadcast of buffers and sums of sparse gradients, and by operation "
+            "to collectives of the user's own code",
+            "bytes",
+        ),
     ]
     exposed_s: Annotated[
         Mapping[str, float], Meaning("part of exchange_s in which nothing is computed, by the same clocks", "s")

@@ -73,8 +73,8 @@ MACHINE = {
     SPARSE: "Every rank receives the rows of all others: compare a table with sparse=False, whose gradient is dense.",
 }
 """By part, what follows from the machine or the model rather than from an option."""
-OWN = "The workload's own code exchanges {} in each step: exchange less, or less often."
-"""Against collectives of the workload's own code."""
+OWN = "The code of the workload, or of an own strategy, exchanges {} in each step: exchange less, or less often."
+"""Against collectives of the user's own code."""
 IN_PROGRAM: Mapping[str, str] = {
     "waiting for data": "more workers of the DataLoader (num_workers, persistent_workers), or cheaper samples",
     COLLECTIVES.name: "other sizes of buckets (bucket_cap_mb), accumulation with no_sync(), or a communication hook",
@@ -291,7 +291,7 @@ def target(causes: Sequence[Statement]) -> Statement | None:
     """Return the cause that advice is against: the largest that is certain, and that an option may change.
 
     A wait for data is a measurement of its own, which counts without an interval too; so does an idle GPU, which is
-    known from one profile and comes after all others. None if the workload's own code
+    known from one profile and comes after all others. None if the user's own code
     takes more, or all take less than LEAST_SHARE of the step: no option is worth a run.
     """
     for one in causes:
@@ -307,17 +307,24 @@ def _advice(causes: Sequence[Statement], context: Context) -> str:
     if (cause := target(causes)) is not None:
         own = IN_PROGRAM.get(str(cause.subject), "") if context.of_program else ""
         lines = own or "; ".join(map(str, options_of(cause, context)))
-        return f"Against {name_of(cause)}, try {lines}." if lines else ""
+        size = _bytes_of(cause.cell_id, context).get(str(cause.subject))
+        return f"Against {name_of(cause)}{f' ({int(size):,} bytes)' if size else ''}, try {lines}." if lines else ""
     cell_id = causes[0].cell_id
     unchanged = (one.subject for one in causes if one.code == CLEAR and one.subject in (*MACHINE, OWN_COLLECTIVES))
     part = next(unchanged, None)
     if part == OWN_COLLECTIVES:
-        trials = context.table("trials")
-        known = trials.loc[trials["cell_id"] == cell_id, "own_bytes"].dropna()
-        return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in known.iloc[-1].items()))
+        given = [(name, size) for name, size in _bytes_of(cell_id, context).items() if name not in (BROADCAST, SPARSE)]
+        return OWN.format(", ".join(f"{name} of {int(size):,} bytes" for name, size in given))
     if part == "side by side" and context.has_doubt("shared by ranks", cell_id):
         return "The ranks are pinned to the same processors: give each its own, or none."
     return MACHINE[part] if part else ""
+
+
+def _bytes_of(cell_id: Scalar, context: Context) -> Mapping[str, float]:
+    """Return what a rank of a cell gives in a step to exchanges beside that of gradients; empty if not known."""
+    trials = context.table("trials")
+    known = trials.loc[trials["cell_id"] == cell_id, "exchange_bytes"].dropna()
+    return known.iloc[-1] if len(known) else {}
 
 
 def options_of(cause: Statement, context: Context) -> list[Option]:

@@ -238,6 +238,9 @@ def test_the_slow_rank_is_named(seconds: list[float], slow: int | None) -> None:
     windows = WINDOWS.frame({**alone, "rank": rank, "duration_s": value} for rank, value in enumerate(seconds))
     assert slow_ranks(windows) == ({} if slow is None else {("t", 1): slow})
     assert slow_ranks(windows.assign(steps=5)) == {}  # those of a script's profile: too few to know
+    # beside a collective of the user's own all take as long, and the others wait in it
+    waiting = windows.assign(duration_s=max(seconds), late_s=[max(seconds) - own for own in seconds])
+    assert slow_ranks(waiting) == slow_ranks(windows)
 
 
 def test_doubts_are_counted_over_blocks_a_list_in_memory_and_text_in_a_table(tmp_path: Path) -> None:

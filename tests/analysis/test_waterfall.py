@@ -429,6 +429,24 @@ def test_ranks_that_are_slow_in_turn_wait_for_the_slowest_one_of_each_step() -> 
     assert more.drop(["unequal steps", "exposed communication"]).abs().max() < 1e-9
 
 
+@pytest.mark.parametrize(
+    ("late_ms", "parts"),
+    [
+        ((0, 0), "side by side 11, slowest rank 0, unequal steps 0, own collectives 4"),  # the collective itself
+        ((10, 0), "side by side 1, slowest rank 10, unequal steps 0, own collectives 4"),
+        ((0, 10), "side by side 1, slowest rank 10, unequal steps 0, own collectives 4"),
+        ((8, 8), "side by side 3, slowest rank 0, unequal steps 8, own collectives 4"),  # late in turn
+    ],
+)
+def test_the_wait_in_a_collective_of_the_users_own_is_for_a_late_rank(late_ms: tuple[int, int], parts: str) -> None:
+    """Every step without exchange takes 120 ms on both ranks, which the collective keeps together."""
+    lines = study(facts={"exchange_s": {"own collectives": 0.004}})
+    for one in lines[2]["windows"]:
+        if one["window_kind"] == "alone":
+            one |= {"duration_s": STEPS * 0.120, "late_s": STEPS * late_ms[one["rank"]] / 1000}
+    assert f"wrapper 5, {parts}, exposed communication 30" in in_ms(lines)
+
+
 def needs(seconds: float, part: str = "exposed communication") -> Needed:
     return {("ddp2", part): ExchangeTime(340_008, seconds)}
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.measure.exchanges import _median, _of_buckets, _of_groups, record_exchanges
+from harness.measure.exchanges import _median, _of_buckets, _of_groups, record_exchanges, split_wait
 from harness.measure.stepper import Stepper, TrainingData
 from harness.plan.cell import Cell
 from harness.train.ranks import Ranks
@@ -100,6 +100,22 @@ def test_steps_with_other_exchanges_than_the_last_are_left_out() -> None:
     (row,) = _median([other, last, last])
     assert row["size_bytes"] == 2 and row["ready_s"] == pytest.approx(1.0)
     assert _median([other, []]) == ()
+
+
+@pytest.mark.parametrize(
+    ("ranks", "parts"),
+    [
+        ([[("0", 0.031)], [("0", 0.001)]], [(0.001, 0.030), (0.001, 0.0)]),  # the second rank is late
+        ([[("0", 0.250)], [("0", 0.252)]], [(0.250, 0.0), (0.250, 0.002)]),  # the collective is slow
+        ([[("0", 5), ("0", 1)], [("0", 1), ("0", 5)]], [(2, 4), (2, 4)]),  # each late in turn, in one step
+        ([[("0", 2), ("1", 9)], [("1", 3), ("0", 1)], [("0", 1)]], [(4, 7), (4, 0), (1, 0)]),  # by group
+        ([[], []], [(0, 0), (0, 0)]),
+    ],
+)
+def test_what_is_more_than_on_the_last_rank_in_a_collective_is_a_wait(ranks: Any, parts: Any) -> None:
+    found = split_wait(ranks)
+    assert [exchange for exchange, _ in found] == pytest.approx([exchange for exchange, _ in parts])
+    assert [wait for _, wait in found] == pytest.approx([wait for _, wait in parts])
 
 
 def record(rank: int, world_size: int, out: Path) -> None:

@@ -147,8 +147,8 @@ def test_what_no_option_changes_says_so_or_gives_way_to_what_one_may() -> None:
 
 def test_the_workloads_own_collectives_are_named_with_their_bytes() -> None:
     trials = [
-        {**TRIAL, "own_bytes": None},
-        {**TRIAL, "attempt": 2, "own_bytes": {"allgather": 16384.0, "allreduce": 4.0}},
+        {**TRIAL, "exchange_bytes": None},
+        {**TRIAL, "attempt": 2, "exchange_bytes": {"buffer broadcast": 64e6, "allgather": 16384.0, "allreduce": 4.0}},
     ]
     said = text_of(cause("own collectives", 0.3, 0.2), trials=trials)
     assert said.endswith(
@@ -156,6 +156,8 @@ def test_the_workloads_own_collectives_are_named_with_their_bytes() -> None:
     )
     buffers = cause("buffer broadcast", 0.1, 0.05)
     assert "Against broadcast of buffers, try ddp.broadcast_buffers: [true, false]." in text_of(buffers)
+    named = "Against broadcast of buffers (64,000,000 bytes), try ddp.broadcast_buffers: [true, false]."
+    assert named in text_of(buffers, trials=trials)
     both = text_of(cause("own collectives", 0.3, 0.2), buffers, trials=trials)
     assert "less often" in both and "Against" not in both
 

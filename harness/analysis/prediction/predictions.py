@@ -49,7 +49,7 @@ def refusal_of_family(family: Family) -> str | None:
     if family.is_sharded and not traits.shards_parameters:
         return "its sparse gradients are gathered, as many rows as each rank's samples have: no ring of a known size"
     if any(OWN_COLLECTIVES in (seen.row.get("exchange_s") or {}) for seen in family.sizes.values()):
-        return "the workload's own code exchanges values in each step, which are in no model of exchanges"
+        return "the user's own code exchanges values in each step, which are in no model of exchanges"
     if not any(seen.own_s for size, seen in family.sizes.items() if size.devices > 1):
         return NO_OWN
     return None

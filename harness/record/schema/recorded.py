@@ -36,7 +36,7 @@ TRIALS = Table(
     *tuple({each.name: each for each in (*TRIAL_COLUMNS, *LABEL_COLUMNS, *_LINE.values(), *_COMPUTED)}.values()),
 )
 
-_PHASES = tuple(each for each in columns_of(PhaseSeconds) if each.name != "in_turn_s")
+_PHASES = tuple(each for each in columns_of(PhaseSeconds) if each.name not in ("in_turn_s", "late_s"))
 PHASE_COLUMNS = tuple(each for each in _PHASES if not each.name.startswith("host_"))
 HOST_PHASE_COLUMNS = tuple(each for each in _PHASES if each.name.startswith("host_"))
 
