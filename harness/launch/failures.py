@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from harness.errors import WorkloadError
 from harness.launch.supervision import GroupEnd, Watchdog
-from harness.plan.known_errors import with_remedy
+from harness.plan.known_errors import UNUSED_PARAMETERS, with_remedy
 from harness.plan.rows import Outcome
 from harness.plan.trial import TrialResult, WorkerGroup
 from harness.system.user_code import STANDARD, is_the_users
@@ -47,8 +47,9 @@ _DIED = re.compile(r"rank\s*: (\d+) .*\n\s*exitcode\s*: (-?\d+)")
 """torchrun's report of a rank that died."""
 _FRAME = re.compile(r'^  File "(?P<file>[^"]*)", line (?P<line>\d+) in (?P<name>.*)$', re.MULTILINE)
 _THREAD = re.compile(r"\n(?=(?:Current thread|Thread) 0x)")
+AUTOGRAD = "/torch/autograd/"
 WAITING = (
-    *("/torch/distributed/", "/torch/autograd/", "/torch/nn/parallel/distributed.py"),
+    *("/torch/distributed/", AUTOGRAD, "/torch/nn/parallel/distributed.py"),
     *("/harness/train/ranks.py", "/harness/launch/subgroups.py"),
 )
 """Files in which a healthy rank waits for its peers: a collective, or a backward pass that ends in one."""
@@ -114,8 +115,24 @@ def explained(row: TrialResult, watchdog: Watchdog) -> TrialResult:
 
 def judged(rows: Iterable[TrialResult], group: WorkerGroup, end: GroupEnd, watchdog: Watchdog) -> list[TrialResult]:
     """Return the rows that the end of a group cost, with the evidence of their ranks and what was measured before."""
-    found = (explained(of_its_trial(row, group, end), watchdog) for row in rows)
+    of_trials = (of_its_trial(row, group, end) for row in rows)
+    found = (explained(with_unused(row, group, end.stacks), watchdog) for row in of_trials)
     return [despite(lost_if_waiting(row, group), end.measured) for row in found]
+
+
+def with_unused(row: TrialResult, group: WorkerGroup, stacks: Mapping[int, str]) -> TrialResult:
+    """Return the row of a hang of ddp with its remedy if it looks like parameters that one rank alone did not use.
+
+    Their gradients are never there, so that the rank leaves its backward pass while others wait in theirs for it.
+    """
+    trial = next(trial for trial in group.trials if trial.id == row.trial_id)
+    waiting = [frames for frames in training_threads(stacks).values() if _waits(frames)]
+    backward = [AUTOGRAD in frames[0].file for frames in waiting]
+    beyond = (not inside and in_users_code(frames) is None for inside, frames in zip(backward, waiting, strict=True))
+    searches = trial.cell.strategy_options.get("find_unused_parameters")
+    if row.outcome != "timeout" or trial.cell.strategy != "ddp" or searches or not (any(backward) and any(beyond)):
+        return row
+    return replace(row, reason=f"{row.reason}; remedy: {UNUSED_PARAMETERS}")
 
 
 def of_its_trial(row: TrialResult, group: WorkerGroup, end: GroupEnd) -> TrialResult:

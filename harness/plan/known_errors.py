@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 
 STATIC_GRAPH = "ddp.static_graph: [true] in the grid, or checkpoint(..., use_reentrant=False)"
+UNUSED_PARAMETERS = (
+    "ddp.find_unused_parameters: [true] in the grid if steps or ranks use different parameters, as experts without "
+    "tokens, else freeze or remove those that the loss never uses"
+)
 KNOWN_ERRORS: Mapping[str, str] = {
     # re-entrant checkpointing, or a parameter that several parts of the graph share
     r"marked? (?:a variable|as) ready (?:only once|twice)|_set_static_graph": STATIC_GRAPH,
@@ -13,10 +17,7 @@ KNOWN_ERRORS: Mapping[str, str] = {
         "a checkpointed part that computes the same the second time: no branch in it by Python's random, by a state or "
         "by the rank"
     ),
-    r"expected to have finished reduction in the prior iteration": (
-        "ddp.find_unused_parameters: [true] in the grid if steps use different parameters, else freeze or remove "
-        "those that the loss never uses"
-    ),
+    r"expected to have finished reduction in the prior iteration": UNUSED_PARAMETERS,
     r"modified by an inplace operation": (
         "if it occurs under ddp alone, a second forward pass in loss() broadcasts buffers that the first saved: one "
         "forward pass of both inputs together, or ddp.broadcast_buffers: [false] in the grid"

@@ -29,6 +29,7 @@ from harness.launch.failures import (
     lost_if_waiting,
     of_its_trial,
     primary,
+    with_unused,
 )
 from harness.launch.postmortem import (
     PRINTED_BYTES,
@@ -42,9 +43,11 @@ from harness.launch.startup import Registration
 from harness.launch.subgroups import Alternation, Subgroups
 from harness.launch.supervision import Ending, GroupEnd, Watchdog
 from harness.launch.worker import failure, outcome_of
+from harness.plan.cell import place
+from harness.plan.known_errors import UNUSED_PARAMETERS
 from harness.plan.planner import by_variant, make_plan
 from harness.plan.rows import Outcome
-from harness.plan.trial import TrialResult
+from harness.plan.trial import Trial, TrialResult, WorkerGroup
 from harness.system.files import PACKAGE_FOLDER
 from tests.conftest import Make, experiment_of, laptop, variants
 
@@ -247,6 +250,35 @@ def test_a_hang_is_a_timeout_with_the_stacks_and_the_rank_that_the_others_wait_f
     assert row.reason.endswith("; waiting for other ranks: rank 0, 1 in run_group (worker.py:3)")
     (row,) = from_hang(["t"], {0: WAITS, 1: ""})
     assert row.error_rank == 1 and "rank 1:\nno stack received" in row.detail
+
+
+def test_a_hang_of_ddp_beyond_the_backward_pass_of_others_names_unused_parameters(make_experiment: Make) -> None:
+    """As after a batch without a token for an expert on one rank, in the last step of a window."""
+    options = {"strategy_options": {"ddp": {"find_unused_parameters": [False, True]}}}
+    grid = {"strategy": ["ddp", "fsdp"], "devices": [2], "per_device_batch_size": 8}
+    plan = make_plan(make_experiment(grid, throughput={"blocks": 1}, **options), laptop())
+    backward = WAITS.replace("/h/", f"{PACKAGE_FOLDER}/launch/")
+    beyond = backward.replace("/x/torch/autograd/graph.py", "/x/torch/distributed/distributed_c10d.py")
+    worker = f'  File "{PACKAGE_FOLDER}/launch/worker.py"'
+    in_loss = beyond.replace(worker, f'  File "/home/me/mine.py", line 9 in loss\n{worker}')
+    loading = backward.replace("/x/torch/autograd/graph.py", "/x/torch/utils/data/dataloader.py")
+
+    def named(trial: Trial, stacks: dict[int, str]) -> bool:
+        group = WorkerGroup("g", 0, place(trial.cell), "cpu", False, (trial,), "torchrun")
+        (row,) = from_hang([trial.id], stacks)
+        return with_unused(row, group, stacks).reason.endswith(f"; remedy: {UNUSED_PARAMETERS}")
+
+    for trial in (trial for trial in plan.trials if trial.cell.devices == 2 and trial.scenario == "throughput"):
+        lacks = trial.cell.strategy == "ddp" and not trial.cell.strategy_options.get("find_unused_parameters")
+        assert named(trial, {0: WAITS, 1: beyond}) == lacks
+        for other in (
+            WAITS,
+            in_loss,
+            loading,
+            SLEEPS,
+            "",
+        ):  # a collective, or a line, of the user's own has another cause
+            assert not named(trial, {0: backward, 1: other})
 
 
 def test_memory_that_ran_out_for_a_waiting_rank_is_no_fault_of_the_trial(make_experiment: Make) -> None:
