@@ -25,18 +25,26 @@ RANDOMNESS = "randomness"
 
 
 def observe(subject: Subject) -> dict[str, bool]:
-    """Return the names of parameters, buffers and attributes that two forward passes change; True if trainable."""
+    """Return the names of parameters, buffers and attributes that two forward passes change; True if trainable.
+
+    Without buffers that are changed in place and that the loss in train mode does not depend on: as torch's own batch
+    statistics, those of a class of the user's persist on the first device.
+    """
     if not subject.cell.traits.replicates:
         return {}
     model, batch = subject.bare_model(), subject.first_samples(SMALL)
-    before, objects = _digests(model), _objects(model)
+    before, objects, buffers = _digests(model), _objects(model), dict(model.named_buffers())
+    losses: list[float] = []
     with torch.no_grad():
         for _ in range(2):
-            subject.loss(model, batch)
+            torch.manual_seed(subject.seed)
+            losses.append(float(subject.loss(model, batch)[0]))
     after = _digests(model)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
     names |= {name for name, value in _objects(model).items() if name in objects and objects[name] is not value}
+    if math.isclose(*losses, rel_tol=ALIKE):
+        names -= {name for name, buffer in model.named_buffers() if buffers.get(name) is buffer}
     return {name: name in trained for name in sorted(names)}
 
 

@@ -36,6 +36,8 @@ RELATIVE_STEP = 1e-3
 BUCKETS = 4096
 """Length of a sketch; the relative error of a difference's norm is sqrt(2 / BUCKETS) = 2 %."""
 NORMS = (nn.modules.batchnorm._BatchNorm,)
+PASSES = 50
+"""Forward passes over one batch after which running statistics of a class of the user's are those of the batch."""
 T = TypeVar("T")
 
 
@@ -64,7 +66,7 @@ def _on_host(leaf: Any) -> object:
 class Frozen(Wrapper):
     """A workload whose model is in eval mode: with batch statistics or dropout, a split batch trains differently.
 
-    ``train``: a model that has neither stays in train mode. Normalisation uses the statistics of one small batch, the
+    ``train``: a model without either stays in train mode. Normalisation uses the statistics of one small batch, the
     same on every rank: with those of a new model the activations of a deep net would explode.
     """
 
@@ -76,13 +78,14 @@ class Frozen(Wrapper):
 
     def build_model(self) -> nn.Module:
         model = build_model(self.inner)
-        if self._train and not any(map(acts_by_mode, model.modules())):
-            return model
         norms = [module for module in model.modules() if isinstance(module, NORMS)]
-        if norms:
-            for module in norms:
-                module.momentum = None  # a plain mean over batches
-            with torch.no_grad():
+        for module in norms:
+            module.momentum = None  # a plain mean over batches
+        passes = PASSES if self._keeps_statistics(model) else min(1, len(norms))
+        if self._train and not passes and not any(map(acts_by_mode, model.modules())):
+            return model
+        with torch.no_grad():
+            for _ in range(passes):
                 self.inner.loss(model, self._batch)
         model.eval()
         self.evaluates = True
@@ -91,6 +94,25 @@ class Frozen(Wrapper):
                 part.train()
                 part.dropout = 0.0
         return model
+
+    def _keeps_statistics(self, model: nn.Module) -> bool:
+        """Return whether a forward pass changes numbers that a layer keeps, other than those of torch's normalisation.
+
+        As a batch normalisation of the user's own does: what such a layer does in train mode may depend on the batch.
+        """
+        others = (module for module in model.modules() if not isinstance(module, NORMS))
+        kept = [
+            (buffer, buffer.clone(), module, name)
+            for module in others
+            for name, buffer in module.named_buffers(recurse=False)
+            if buffer.is_floating_point() and name not in module._non_persistent_buffers_set
+        ]
+        if kept:
+            with torch.random.fork_rng(devices=[]), torch.no_grad(), suppress(Exception):  # a kernel of GPUs alone
+                self.inner.loss(model, self._batch)
+        return any(
+            getattr(module, name) is not own or not torch.equal(own, before) for own, before, module, name in kept
+        )
 
     def loss(self, model: nn.Module, batch: object) -> tuple[Tensor, Tensor]:
         """Return the workload's loss; raise SkipTrial if it fails in eval mode, in which some models have none."""

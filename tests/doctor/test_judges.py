@@ -457,6 +457,27 @@ def test_what_forward_keeps_in_an_attribute_is_named_under_dp(kept: Any, first: 
     assert state.observe(subject) == ({"last_seen": False} if found else {})
 
 
+@pytest.mark.parametrize("how", ["in place", "replaced", "read"])
+def test_buffers_that_the_loss_in_train_mode_does_not_read_are_statistics_under_dp(how: str) -> None:
+    class Norm(Keeps):
+        def __init__(self) -> None:
+            super().__init__(lambda before, x: before, None)
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            out = super().forward(x) * (1.0 + self.mean if how == "read" else 1.0)
+            if how == "replaced":
+                self.mean = self.mean + x.detach().float().mean()
+            else:
+                self.mean.add_(x.detach().float().mean() + 1.0)
+            return out
+
+    workload = Healthy()
+    workload.Net = Norm  # type: ignore[assignment,misc]
+    subject = subject_of(workload, cell_for("dp", 2), devices=2)
+    assert state.observe(subject) == ({} if how == "in place" else {"mean": False})
+
+
 def test_a_validation_set_is_not_empty_and_shares_no_samples_not_even_slices() -> None:
     rows, of = torch.arange(30.0).view(10, 3), TensorDataset
     train = of(rows[:8])

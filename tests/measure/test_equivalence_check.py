@@ -96,6 +96,49 @@ def test_replicas_train_as_one_device_does_which_trains_twice_alike() -> None:
         assert max(differences(sketches_of(replicated(BASE, devices)), alone).values()) < 1e-4
 
 
+class OwnNorm(nn.Module):
+    """Batch normalisation as a user writes it, with running statistics that are changed in place or replaced."""
+
+    def __init__(self, width: int, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training and self.how != "constant":
+            mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
+            if self.how == "in place":
+                self.mean.mul_(0.9).add_(0.1 * mean.detach())
+                self.variance.mul_(0.9).add_(0.1 * variance.detach())
+            else:
+                self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+                self.variance = 0.9 * self.variance + 0.1 * variance.detach()
+        return (x - mean) / (variance + 1e-5).sqrt()
+
+
+class WithOwnNorm(Small):
+    how = "in place"
+
+    def build_model(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(4, 8), OwnNorm(8, self.how), nn.ReLU(), nn.Linear(8, 1))
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "constant"])
+def test_running_statistics_of_a_class_of_the_users_are_frozen_too(how: str) -> None:
+    workload = WithOwnNorm()
+    workload.how = how
+    batch = data()[:8]
+    frozen = Frozen(workload, batch, train=True)
+    model: Any = frozen.build_model()
+    assert frozen.evaluates == (how != "constant") != model.training  # constant buffers are no statistics
+    if frozen.evaluates:
+        assert torch.allclose(model[1].mean, model[0](batch[0]).mean(dim=0), atol=0.01)
+    alone = sketches_of(BASE, workload)
+    assert max(differences(sketches_of(replicated(BASE), workload), alone).values()) < 1e-4
+
+
 @pytest.mark.parametrize("factor", [0.9, 1.1, 2.0])
 def test_a_differently_scaled_loss_is_seen_in_gradient_and_first_update(factor: float) -> None:
     found = differences(sketches_of(BASE, Small(factor)), sketches_of(BASE))
