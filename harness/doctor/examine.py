@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from harness.config.doctor_checks import DOCTOR_CHECKS, DoctorCheck
 from harness.doctor import data, memory_needs, parameters, real_steps
 from harness.doctor.facts import Steps
-from harness.doctor.gate import EXECUTION, SKIP_RULES, skip_rules
+from harness.doctor.gate import EVALUATION, EXECUTION, SKIP_RULES, skip_rules
 from harness.doctor.real_steps import REHEARSED
 from harness.doctor.subject import (
     SMALL,
@@ -29,7 +29,7 @@ from harness.doctor.subject import (
 from harness.measure.scenarios import TrialContext
 from harness.plan import memory_forecast as memory
 from harness.plan.checks import Finding
-from harness.plan.known_errors import advice_on
+from harness.plan.known_errors import advice_on, remedy
 from harness.plan.rows import MemoryFacts, TrialFacts
 from harness.plan.trial import SkipTrial, TrialResult
 from harness.system.user_code import is_the_users
@@ -222,6 +222,10 @@ def _judge_with_steps(subject: Subject, found: DoctorReport, seen: Seen) -> None
             found.findings.append(_check_raised(check, error))
             if subject.ranks.world_size > 1:  # the other ranks may wait for this one in a collective
                 raise DoctorTrialFailed(error, found) from error
+    if raised := stepped.steps[0].evaluation_error:
+        advice = remedy(raised) or "return a loss of each validation sample in eval mode too, or leave out convergence"
+        means = "every training to convergence of these cells would fail; timed trials, which evaluate nothing, do not"
+        found.findings.append(Finding(EVALUATION, "error", f"{raised}, in {REHEARSED[0]}", means, advice, stops=True))
 
 
 def _observe_alone(subject: Subject) -> tuple[Seen, dict[str, str]]:

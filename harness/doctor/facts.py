@@ -276,6 +276,8 @@ class Steps:
     """Digests of the buffers and attributes that the steps changed, without batch statistics."""
     buffers: list[str] = field(default_factory=list)
     """The names in ``state`` that are registered buffers."""
+    evaluation_error: str = ""
+    """What the rehearsed evaluation of an epoch raised on some rank; empty if nothing."""
     same_batch_loss: float | None = None
     """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
     evaluates: bool = False

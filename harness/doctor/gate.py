@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.config.doctor_checks import allowed_findings, how_to_allow
 from harness.plan import memory_forecast as memory
@@ -17,6 +17,8 @@ GROWTH, LEAST = 4.0, 0.5
 """A loss diverges beyond GROWTH times the first loss plus LEAST; the first may be near zero."""
 EXECUTION = "execution"
 """The name of findings on the examination itself: what raised or hung in it."""
+EVALUATION = "evaluation"
+"""The name of findings on the evaluation of an epoch, which stop trainings to convergence alone."""
 SKIP_RULES = "skip rules"
 """The key of ``TrialContext.cache`` under which a process keeps the rules for its later trials."""
 
@@ -27,7 +29,7 @@ class SkipRule:
 
     An estimate is in a cell's precision, compilation, batch, accumulation, optimizer and number of devices. With
     ``like``, the cells of its batch and number of devices alone, and with ``precision`` those of this one: what raises
-    there may train with others.
+    there may train with others. ``scenario``: if given, trials of this one alone.
     """
 
     workload_key: tuple[str, ...]
@@ -35,10 +37,15 @@ class SkipRule:
     model: MemoryFacts | None = None
     like: Cell | None = None
     precision: str | None = None
+    scenario: str | None = None
 
-    def reason_for(self, cell: Cell) -> SkipReason | None:
-        """Return the reason to skip a cell; None if the rule does not apply to it."""
-        if cell.workload_key != self.workload_key or self.precision not in (None, cell.precision):
+    def reason_for(self, cell: Cell, scenario: str) -> SkipReason | None:
+        """Return the reason to skip a trial of a cell; None if the rule does not apply to it."""
+        if (
+            self.scenario not in (None, scenario)
+            or cell.workload_key != self.workload_key
+            or self.precision not in (None, cell.precision)
+        ):
             return None
         if self.like and _size(cell) != _size(self.like):
             return None
@@ -77,8 +84,11 @@ def skip_rules(examined: Cell, facts: TrialFacts, allow: Collection[str] = ()) -
         model = facts.get("memory") if finding["check"] == memory.NAME else None
         how = how_to_allow(finding["check"])
         reason = SkipReason("doctor", f"preflight: {finding['check']}: {finding['seen']}{how}")
-        raised = (examined, examined.precision) if finding["check"] == EXECUTION else (None, None)
-        found.append(SkipRule(examined.workload_key, reason, model, *raised))
+        rule = SkipRule(examined.workload_key, reason, model)
+        if finding["check"] in (EXECUTION, EVALUATION):
+            scenario = "convergence" if finding["check"] == EVALUATION else None
+            rule = replace(rule, like=examined, precision=examined.precision, scenario=scenario)
+        found.append(rule)
     return found
 
 
@@ -89,9 +99,9 @@ def diverges(losses: Sequence[float]) -> bool:
     return losses[-1] > GROWTH * abs(losses[0]) + LEAST
 
 
-def skip_reason(found: Iterable[SkipRule], cell: Cell) -> SkipReason | None:
-    """Return the reason why a cell is skipped; None if no rule applies to it."""
-    return next((reason for rule in found if (reason := rule.reason_for(cell))), None)
+def skip_reason(found: Iterable[SkipRule], cell: Cell, scenario: str) -> SkipReason | None:
+    """Return the reason why a trial of a cell is skipped; None if no rule applies to it."""
+    return next((reason for rule in found if (reason := rule.reason_for(cell, scenario))), None)
 
 
 def memory_estimates(examined: Cell, facts: TrialFacts, cells: Iterable[Cell]) -> dict[str, int]:

@@ -21,7 +21,7 @@ from harness.doctor.facts import (
     share_of_biases,
     uses_own_statistics,
 )
-from harness.doctor.subject import SMALL, Subject
+from harness.doctor.subject import SMALL, Subject, describe_error
 from harness.measure.convergence import Evaluator
 from harness.measure.exchanges import CollectiveMode, group_name
 from harness.measure.scenarios import is_device_error
@@ -88,7 +88,7 @@ def observe(subject: Subject) -> Steps:
         seen = _observed(subject, training)
     if subject.ranks.world_size > 1:
         seen.same_batch_loss = _same_batch_loss(subject, training.unwrapped)
-    _rehearse(subject, training)
+    seen.evaluation_error = _rehearse(subject, training)
     return seen
 
 
@@ -98,11 +98,15 @@ REHEARSED = (EVALUATION, ALONE)
 """The passes of a run beside its steps, in which the workload's code may find other batches, modes and ranks."""
 
 
-def _rehearse(subject: Subject, training: Training) -> None:
-    """Make the passes of the run that are no steps. An error is a trial's, with a note on the pass."""
+def _rehearse(subject: Subject, training: Training) -> str:
+    """Make the passes of the run that are no steps; return what an evaluation raises, which costs trainings alone.
+
+    Another error is a trial's, with a note on the pass.
+    """
+    raised = ""
     if subject.epochs and len(subject.datasets[1]) and subject.cell.global_batch_size <= subject.training_samples:
         with _noted(EVALUATION):
-            _evaluate_last_samples(subject, training)
+            raised = _evaluate_last_samples(subject, training)
     traits, several = subject.cell.traits, subject.ranks.world_size > 1 and subject.whole_model_fits
     has_step = several and (traits.wrapper_cost or traits.explained_by == "removal")
     if subject.explains and has_step and not subject.cell.strategy_options.get("static_graph"):
@@ -110,6 +114,7 @@ def _rehearse(subject: Subject, training: Training) -> None:
         with _noted(ALONE), training.without_exchange():
             training.step(batch, share)
         subject.advance()
+    return raised
 
 
 @contextmanager
@@ -121,11 +126,12 @@ def _noted(where: str) -> Iterator[None]:
         raise
 
 
-def _evaluate_last_samples(subject: Subject, training: Training) -> None:
+def _evaluate_last_samples(subject: Subject, training: Training) -> str:
     """Evaluate the last two batches: of the last one each rank may have another number of samples, or none.
 
-    A metric may have no weight there, so nothing is divided. What evaluate() raises on few samples its own check says;
-    it may do so on one rank alone, so no collective of the harness follows from it.
+    A metric may have no weight there, so nothing is divided. Return what some rank raises, empty if none does; what
+    evaluate() raises on few samples its own check says. A rank may raise alone, as in a loss that eval mode lacks, so
+    that no collective of the harness follows from it.
     """
     validation, batch = subject.datasets[1], subject.cell.global_batch_size
     first = max(0, len(validation) - batch - len(validation) % batch)
@@ -133,12 +139,21 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> None:
     workload = innermost(subject.workload)
     data = TrainingData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
     evaluator = Evaluator(training, data, subject.advance)
-    evaluator.validation_sums()
+    raised = subject.ranks.gather(_raised_by(lambda: evaluator.own_sums(few)))
+    if not any(raised):
+        _raised_by(evaluator.own_values)
+    return next(filter(None, raised), "")
+
+
+def _raised_by(call: Callable[[], object]) -> str:
+    """Return what a call raises, in words, but raise what says nothing of the user's code; empty if nothing."""
     try:
-        evaluator.own_values()
+        call()
     except Exception as error:
         if isinstance(error, torch.OutOfMemoryError | MemoryError) or is_device_error(error):
             raise
+        return describe_error(error)
+    return ""
 
 
 def observe_own_part(subject: Subject) -> Steps:

@@ -362,7 +362,7 @@ def computing_with(threads: int) -> Iterator[None]:
 def run_scenario(context: TrialContext) -> TrialResult:
     """Run a trial's scenario; raise SkipTrial if the doctor has refused the cell in this process."""
     trial = context.trial
-    if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell)):
+    if trial.trains and (reason := skip_reason(context.cache.get(SKIP_RULES, ()), trial.cell, trial.scenario)):
         raise SkipTrial(reason)
     if isinstance(context.experiment, ScriptExperiment):
         return script(context) if context.experiment.script else loop(context)

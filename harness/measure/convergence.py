@@ -130,19 +130,23 @@ class Evaluator:
         values = {**self._training.derived(means), **means}
         return {f"train_{name}": value for name, value in values.items() if name != "loss"}
 
-    def _sums(self, dataset: SizedDataset) -> dict[str, tuple[float, float]]:
-        model = self._training.model
-        if self._ranks.world_size > 1:
-            for buffer in model.buffers():
-                dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
-        totals: dict[str, list[float]] = {}  # this rank's sum and weight of the loss and of each metric
-        with evaluating(model):
+    def own_sums(self, dataset: SizedDataset) -> dict[str, list[float]]:
+        """Return this rank's sum and weight of the loss and of each metric. No collective of the harness is called."""
+        totals: dict[str, list[float]] = {}
+        with evaluating(self._training.model):
             for share, batch in self._data.batches_once(dataset):
                 for name, (total, weight) in self._training.evaluate(self._copy(batch), share).items():
                     entry = totals.setdefault(name, [0.0, 0.0])
                     entry[0] += total
                     entry[1] += weight
                 self._advance()
+        return totals
+
+    def _sums(self, dataset: SizedDataset) -> dict[str, tuple[float, float]]:
+        if self._ranks.world_size > 1:
+            for buffer in self._training.model.buffers():
+                dist.broadcast(buffer, src=0)  # batch statistics differ by rank; rank 0's are the model's
+        totals = self.own_sums(dataset)
         # a rank may lack a metric, as that of a class which none of its samples has, or have them in another order
         names = list(dict.fromkeys(chain(*self._ranks.gather(list(totals)))))
         sums = self._ranks.sum([value for name in names for value in totals.get(name, (0.0, 0.0))])

@@ -86,7 +86,8 @@ class SkipPolicy:
 
         What raises with a large batch may train with a smaller one.
         """
-        known = [rule for rule in self._refusals if rule.like and rule.workload_key == cell.workload_key]
+        of_kind = (rule for rule in self._refusals if rule.workload_key == cell.workload_key)
+        known = [rule for rule in of_kind if rule.like and not rule.scenario]
         alike = {rule.like: rule for rule in known if rule.like and rule.precision == cell.precision}
         if alike:
             smallest = min(alike, key=_samples)
@@ -149,7 +150,7 @@ class SkipPolicy:
             return None
         if trial.cell in self._diverged and (seen := self._diverging.get(trial.cell.workload_key)):
             return SkipReason("doctor", f"{DIVERGES}{seen}{how_to_allow(DIVERGENCE)}")
-        return skip_reason(self._refusals, trial.cell)
+        return skip_reason(self._refusals, trial.cell, trial.scenario)
 
     def _precise_enough(self, trial: Trial) -> SkipReason | None:
         """Decide after the pilot's blocks, or at each look: after every block intervals would become too narrow."""

@@ -305,6 +305,15 @@ class OtherLabels(ValidatesApart):
         return train, TensorDataset(points, torch.full((61,), CLASSES))
 
 
+class LossInTrainMode(ValidatesApart):
+    """Returns predictions in eval mode, as models of detection do."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        if not model.training:
+            raise TypeError("list indices must be integers or slices, not str")
+        return super().loss(model, batch)
+
+
 class NeedsExchange(Healthy):
     """Reads a state of the wrapper that it has in training alone."""
 
@@ -425,7 +434,8 @@ class GeneratorInTheWorkload(Healthy):
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [*product((ScaledByWorldSize, NormalisesAdvantages), ("ddp",))],
     "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
-    "execution": [(LossAlone, "single"), *product((OtherLabels,), ("single", "ddp")), (NeedsExchange, "ddp")],
+    "execution": [(LossAlone, "single"), (NeedsExchange, "ddp")],
+    "evaluation": [*product((OtherLabels, LossInTrainMode), ("single", "ddp"))],
     "parameter updates": [
         *product((UpdatesInLoss,), ("single", "dp")),
         *product((UpdatesInAHook,), ("single", "ddp")),

@@ -69,6 +69,9 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     assert "steps" in seen("CountsItsSteps dp") and "mean" in seen("RunningMean dp")
     assert "labels are missing" in seen("Raises ddp")
     assert seen("OtherLabels ddp").endswith("in the evaluation of the last validation samples")
+    (evaluation,) = examined["LossInTrainMode ddp"]["findings"]
+    assert "TypeError: list indices" in evaluation["seen"] and "leave out convergence" in evaluation["advice"]
+    assert "raised" not in examined["LossInTrainMode ddp"]  # its steps and the checks after them are examined
     alone = seen("NeedsExchange ddp")
     assert "gradients are not reduced" in alone and "throughput.explain: false" in alone
     ppo = examined["NormalisesAdvantages ddp"]["findings"][0]

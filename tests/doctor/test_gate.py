@@ -31,7 +31,7 @@ def facts(check: str, severity: str = "error") -> dict[str, Any]:
     ],
 )
 def test_a_cell_is_refused_for_findings_that_apply(check: str, change: dict[str, Any], *, is_refused: bool) -> None:
-    reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change))
+    reason = skip_reason(skip_rules(EXAMINED, facts(check)), replace(EXAMINED, **change), "throughput")
     text = f"preflight: {check}: something (to reproduce it on purpose: allow: [shapes])"
     assert (reason and reason.text) == (text if is_refused else None)
     assert (reason and reason.code) == ("doctor" if is_refused else None)
@@ -49,7 +49,17 @@ def test_a_cell_is_refused_for_findings_that_apply(check: str, change: dict[str,
     ],
 )
 def test_what_raised_may_train_with_another_size_or_precision(change: dict[str, Any], *, is_refused: bool) -> None:
-    assert bool(skip_reason(skip_rules(EXAMINED, facts("execution")), replace(EXAMINED, **change))) == is_refused
+    assert (
+        bool(skip_reason(skip_rules(EXAMINED, facts("execution")), replace(EXAMINED, **change), "throughput"))
+        == is_refused
+    )
+
+
+def test_an_evaluation_that_fails_stops_trainings_to_convergence_alone() -> None:
+    rules = skip_rules(EXAMINED, facts("evaluation"))
+    assert not skip_reason(rules, EXAMINED, "throughput") and not skip_reason(rules, EXAMINED, "equivalence")
+    assert (reason := skip_reason(rules, EXAMINED, "convergence")) and reason.text == "preflight: evaluation: something"
+    assert not skip_reason(rules, replace(EXAMINED, devices=4), "convergence")
 
 
 @pytest.mark.parametrize(
@@ -70,7 +80,7 @@ def test_a_cell_is_refused_for_its_own_estimate(change: dict[str, Any], *, is_re
     examined = replace(EXAMINED, optimizer={"name": "AdamW"})
     model = sizes(activations={"fp32": kept(GIB // 32), "bf16": kept(GIB // 64)}, device_bytes=int(4.5 * GIB))
     rules = skip_rules(examined, {**facts("memory"), "memory": model})
-    reason = skip_reason(rules, replace(examined, **change))
+    reason = skip_reason(rules, replace(examined, **change), "throughput")
     assert (reason and reason.code) == ("doctor_memory" if is_refused else None)
     assert reason is None or "available: 4.5 GiB" in reason.text
 
