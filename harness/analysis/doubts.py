@@ -28,7 +28,6 @@ from harness.analysis.common import (
 )
 from harness.analysis.evidence import (
     RANK_COLUMNS,
-    SLOW_RANK,
     foreign_cores,
     group_environments,
     signature,
@@ -39,6 +38,7 @@ from harness.analysis.evidence import (
 )
 from harness.analysis.phases import ROWS
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes, trial_starts
+from harness.plan.checks import SLOW_RANK
 from harness.plan.rows import STEADY_CHANGE, STEADY_NOISE
 from harness.plan.run_environment import RunEnvironment
 

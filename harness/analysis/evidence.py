@@ -28,12 +28,12 @@ from harness.analysis.common import (
 from harness.analysis.step_times import STALL_RATIO, STALL_S, StepTimes
 from harness.config.axes import NAMED_AXES
 from harness.config.values import GIB
+from harness.plan.checks import SLOW_RANK
 from harness.plan.rows import HELD_BY_POWER, POWER_CAP
 from harness.plan.run_environment import NodeEnvironment, RunEnvironment
 from harness.record.schema import DESCRIPTION, STALLS
 
 LEAST_STEPS = 10
-SLOW_RANK = 1.20
 ENVIRONMENT_KEYS = ("cpu", "cores", "python", "packages", "cuda", "threads", "niceness")
 PLACEMENT_VARIABLES = ("CUDA_VISIBLE_DEVICES", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
 """Variables that depend on the placement of a worker group: a difference between groups is no doubt."""

@@ -16,7 +16,7 @@ from harness.doctor.real_steps import observe_own_part
 from harness.doctor.subject import Case, Check, ProcessState, Subject, any_error
 from harness.measure.window import elapsed_s
 from harness.plan.cell import int_option, place
-from harness.plan.checks import THREADS, Finding, join_names
+from harness.plan.checks import SLOW_OF_FEW, THREADS, Finding, join_names
 from harness.plan.checks import judge_threads as judge_node
 from harness.plan.rows import TrialFacts
 from harness.train.loader import Batches, endless_shares, workers_of
@@ -34,8 +34,8 @@ SPARE, BY_ITSELF = 2.0, 0.1
 """The rate of enough loader workers as a multiple of the examined model's, since that of a cell in lower precision is
 higher; and the share of a model's time that a rank may spend on loading by itself."""
 SLOW_RANK = "slow rank"
-SLOW, LEAST_S = 2.5, 0.005
-"""A rank is slow if its step takes this many times as long as the fastest rank's, and as many seconds more."""
+LEAST_S = 0.005
+"""A rank is slow if its step takes SLOW_OF_FEW times as long as the fastest rank's, and this many seconds more."""
 ROUNDS, PAUSE_S = 8, 0.05
 """Most repetitions of the steps while a rank is slow, and the time before the first; each is twice as long."""
 SIDE, SIDE_ON_GPU, PRODUCTS = 128, 2048, 100
@@ -229,7 +229,7 @@ def judge_slow_rank(seen: Sequence[Alone], case: Case) -> Iterator[Finding]:
 
 def _slow(seconds: Sequence[float]) -> list[int]:
     fastest = min(seconds)
-    return [rank for rank, own in enumerate(seconds) if own > max(SLOW * fastest, fastest + LEAST_S)]
+    return [rank for rank, own in enumerate(seconds) if own > max(SLOW_OF_FEW * fastest, fastest + LEAST_S)]
 
 
 SLOW_RANK_CHECK = Check(

@@ -42,6 +42,12 @@ def join_names(names: list[str], most: int = 4) -> str:
     return ", ".join(names[:most]) + (f" and {rest} more" if rest > 0 else "")
 
 
+SLOW_RANK, SLOW_OF_FEW = 1.20, 2.5
+"""The times of a step from which its rank is slow: over the median rank's in a trial, over the fastest in the doctor.
+
+A trial has the mean of many steps in several blocks. The doctor has the fastest of a few steps of the same work, which
+other load may slow down by far more than a fifth, and its finding accuses the code: it names what load hardly explains.
+"""
 BATCHES = "batch divisibility"
 SCRIPT = "script"
 """The check of a script, which its own trials make."""
