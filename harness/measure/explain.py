@@ -34,6 +34,10 @@ FLOPs, peaks and exchanges are rank 0's.
 Loss = Callable[[nn.Module, object], Tensor]
 STATIC_GRAPH = "its communication cannot be taken away: with static_graph DDP has no step without exchange"
 TOO_LARGE = "no steps without exchange: a device has no memory for the whole model beside its shards"
+NOT_NAMED = (
+    "the traits of this own strategy name no measurement of its communication: explained_by='removal' if "
+    "gradient_sync() or alone() can turn it off, or 'profile'"
+)
 BYTES_OF_PARAMETER = 4
 FLOPS_SAMPLES = 2
 PROBE_S = 0.1
@@ -118,6 +122,8 @@ def explain(stepper: Stepper, speed: ThroughputMeasurement, cache: Cache, *, exc
         windows, facts = _without_exchange(stepper, speed.window_steps, detailed=detailed)
     elif cell.traits.replicates and cell.devices > 1:
         facts = measure_replicas(stepper, speed.window_steps)
+    elif cell.own_traits and not cell.traits.explained_by and cell.devices > 1:
+        facts = {"explain_error": NOT_NAMED}
     facts = {**facts, **_arithmetic(stepper, cache)}
     if windows and stepper.ranks.world_size > 1:
         others, late_s = other_exchanges(stepper)

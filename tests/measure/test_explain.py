@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from harness.config.sections import Throughput
-from harness.config.strategy_traits import EXCHANGE_CPU
+from harness.config.strategy_traits import EXCHANGE_CPU, StrategyTraits
 from harness.errors import WorkloadError
 from harness.measure import explain as explaining
 from harness.measure import profiles, throughput
@@ -132,6 +132,26 @@ def test_a_trial_whose_communication_cannot_be_disabled_has_a_reason(monkeypatch
     for speed in (SPEED, marked_apart):
         explaining.explain(stepper, speed, {})
     assert [options[-1] for options in asked] == [{"detailed": True}, {"detailed": False}], "as the timed windows"
+
+
+@pytest.mark.usefixtures("no_arithmetic")
+@pytest.mark.parametrize(
+    ("traits", "devices", "is_unknown"),
+    [
+        (StrategyTraits(), 2, True),
+        (StrategyTraits(), 1, False),
+        (StrategyTraits(explained_by="profile"), 2, False),
+        (None, 2, False),  # dp, whose replicas are measured
+    ],
+)
+def test_an_own_strategy_whose_traits_name_no_measurement_is_unknown_with_that_reason(
+    traits: StrategyTraits | None, devices: int, is_unknown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(explaining, "measure_replicas", lambda *args: {})
+    cell = replace(CELL, strategy="own:Zero" if traits else "dp", devices=devices, own_traits=traits)
+    stepper = cast(Any, SimpleNamespace(ranks=stepper_for(CELL).ranks, data=SimpleNamespace(cell=cell)))
+    facts = {"explain_error": explaining.NOT_NAMED} if is_unknown else {}
+    assert explaining.explain(stepper, SPEED, {}) == ([], facts, ())
 
 
 @pytest.mark.usefixtures("no_group")
