@@ -280,6 +280,8 @@ class Steps:
     """What the rehearsed evaluation of an epoch raised on some rank; empty if nothing."""
     same_batch_loss: float | None = None
     """The loss of a small batch after the steps, the same on every rank; None if it was not computed."""
+    evaluated: list[str] | str = field(default_factory=list)
+    """The names that evaluate() returned among all ranks, or its error."""
     evaluates: bool = False
     """Some forward pass was in eval mode."""
     mode_layers: list[str] = field(default_factory=list)

@@ -88,7 +88,7 @@ def observe(subject: Subject) -> Steps:
         seen = _observed(subject, training)
     if subject.ranks.world_size > 1:
         seen.same_batch_loss = _same_batch_loss(subject, training.unwrapped)
-    seen.evaluation_error = _rehearse(subject, training)
+    _rehearse(subject, training, seen)
     return seen
 
 
@@ -98,15 +98,14 @@ REHEARSED = (EVALUATION, ALONE)
 """The passes of a run beside its steps, in which the workload's code may find other batches, modes and ranks."""
 
 
-def _rehearse(subject: Subject, training: Training) -> str:
-    """Make the passes of the run that are no steps; return what an evaluation raises, which costs trainings alone.
+def _rehearse(subject: Subject, training: Training, seen: Steps) -> None:
+    """Make the passes of the run that are no steps.
 
-    Another error is a trial's, with a note on the pass.
+    What an evaluation raises is noted, and costs trainings alone; another error is a trial's, with a note on the pass.
     """
-    raised = ""
     if subject.epochs and len(subject.datasets[1]) and subject.cell.global_batch_size <= subject.training_samples:
         with _noted(EVALUATION):
-            raised = _evaluate_last_samples(subject, training)
+            _evaluate_last_samples(subject, training, seen)
     traits, several = subject.cell.traits, subject.ranks.world_size > 1 and subject.whole_model_fits
     has_step = several and (traits.wrapper_cost or traits.explained_by == "removal")
     if subject.explains and has_step and not subject.cell.strategy_options.get("static_graph"):
@@ -114,7 +113,6 @@ def _rehearse(subject: Subject, training: Training) -> str:
         with _noted(ALONE), training.without_exchange():
             training.step(batch, share)
         subject.advance()
-    return raised
 
 
 @contextmanager
@@ -126,12 +124,12 @@ def _noted(where: str) -> Iterator[None]:
         raise
 
 
-def _evaluate_last_samples(subject: Subject, training: Training) -> str:
+def _evaluate_last_samples(subject: Subject, training: Training, seen: Steps) -> None:
     """Evaluate the last two batches: of the last one each rank may have another number of samples, or none.
 
-    A metric may have no weight there, so nothing is divided. Return what some rank raises, empty if none does; what
-    evaluate() raises on few samples its own check says. A rank may raise alone, as in a loss that eval mode lacks, so
-    that no collective of the harness follows from it.
+    A metric may have no weight there, so nothing is divided. Note what some rank raises, else the names that evaluate()
+    returns, or its error. A rank may raise alone, as in a loss that eval mode lacks, so that no collective of the
+    harness follows from it.
     """
     validation, batch = subject.datasets[1], subject.cell.global_batch_size
     first = max(0, len(validation) - batch - len(validation) % batch)
@@ -140,9 +138,10 @@ def _evaluate_last_samples(subject: Subject, training: Training) -> str:
     data = TrainingData(subject.cell, subject.seed, subject.ranks, subject.datasets[0], few, workload)
     evaluator = Evaluator(training, data, subject.advance)
     raised = subject.ranks.gather(_raised_by(lambda: evaluator.own_sums(few)))
-    if not any(raised):
-        _raised_by(evaluator.own_values)
-    return next(filter(None, raised), "")
+    seen.evaluation_error = next(filter(None, raised), "")
+    if not seen.evaluation_error:
+        names = list[str]()
+        seen.evaluated = _raised_by(lambda: names.extend(sorted(evaluator.own_values()))) or names
 
 
 def _raised_by(call: Callable[[], object]) -> str:

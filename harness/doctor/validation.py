@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
+from itertools import chain, islice
 
 import torch
 from torch import Tensor
@@ -219,17 +219,36 @@ def judge_metrics(seen: Sequence[Metrics | None], case: Case) -> Iterator[Findin
         means = "if it needs no more samples than these, each evaluation of an epoch fails"
         yield Finding(METRICS, "warning", text, means, remedy(first.raised) or "return {name: number} of any samples")
         return
-    names = [sorted(rank.values) for rank in seen if rank and rank.values is not None]
-    if any(each != names[0] for each in names):
-        text = f"names that evaluate() returns on ranks 0 to {len(seen) - 1}: {'; '.join(map(join_names, names))}"
-        means = "those of rank 0 are recorded: each rank evaluates the whole set"
-        yield Finding(METRICS, "warning", text, means, "return the same names on every rank")
+    yield from _unlike([rank.evaluated for rank in case.steps])
     if unknown := [name for name, value in (first.values or {}).items() if not math.isfinite(value)]:
         text = f"what evaluate() returns of {first.samples} samples that is not finite: {join_names(unknown)}"
         means = "no target of it is reached, and no curve of it drawn, if it stays so on the whole set"
         yield Finding(METRICS, "note", text, means, "return a number also if a class is missing")
 
 
+def _unlike(evaluated: Sequence[list[str] | str]) -> Iterator[Finding]:
+    """Yield a finding if evaluate() raises on some ranks alone, or returns names that not all ranks return."""
+    names = {rank: each for rank, each in enumerate(evaluated) if not isinstance(each, str)}
+    if raised := {rank: each for rank, each in enumerate(evaluated) if isinstance(each, str)}:
+        rank, error = next(iter(raised.items()))
+        if names:
+            text = f"ranks on which evaluate() raises: {len(raised)} of {len(evaluated)}; on rank {rank}: {error}"
+            means = "each evaluation of an epoch fails; trials without epochs are measured"
+            yield Finding(METRICS, "warning", text, means, "let evaluate() return the same names on every rank")
+        return
+    having = {name: [rank for rank in names if name in names[rank]] for name in sorted({*chain(*names.values())})}
+    if unlike := [name for name, ranks in having.items() if len(ranks) < len(names)]:
+        of_ranks = [f"{name} (rank {join_names([*map(str, having[name])])})" for name in unlike]
+        text = f"names that evaluate() returns on some of {len(names)} ranks alone: {join_names(of_ranks)}"
+        means = "those of rank 0 are recorded: each rank evaluates the whole set"
+        yield Finding(METRICS, "warning", text, means, "return the same names on every rank")
+
+
 METRICS_CHECK = Check(
-    observe_metrics, judge_metrics, needs_whole_model=True, about=("metrics", "evaluate"), clue=r"auroc|auc|f1|median"
+    observe_metrics,
+    judge_metrics,
+    needs_steps=True,  # which show what evaluate() returns among other ranks
+    needs_whole_model=True,
+    about=("metrics", "evaluate"),
+    clue=r"auroc|auc|f1|median",
 )

@@ -346,6 +346,21 @@ class EvaluatesToNaN(ValidatesApart):
         return {"ratio": float("nan"), "loss_of_all": sum(float(model(x).mean()) for x, _ in loader)}
 
 
+class EvaluatesOnTheFirst(ValidatesApart):
+    """Other ranks return nothing, as where only the first one writes a log."""
+
+    def evaluate(self, model: nn.Module, loader: Any) -> Any:
+        return {"mean": sum(float(model(x).mean()) for x, _ in loader)} if rank() == 0 else self.elsewhere()
+
+    def elsewhere(self) -> Any:
+        return {}
+
+
+class EvaluatesToNoneElsewhere(EvaluatesOnTheFirst):
+    def elsewhere(self) -> Any:
+        return None
+
+
 class CountsPadding(Healthy):
     """Token sequences whose padding is in the loss and in its weight."""
 
@@ -459,7 +474,10 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
         *product((CopiedRows, NothingToValidate), ("single",)),
     ],
     "randomness": [*product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload), ("ddp",))],
-    "metrics": [*product((AreaByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",))],
+    "metrics": [
+        *product((AreaByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",)),
+        *product((EvaluatesOnTheFirst, EvaluatesToNoneElsewhere), ("ddp",)),
+    ],
     "padding": [(CountsPadding, "single")],
 }
 """The check that must name the fault -> workloads that have it, and under which strategy."""

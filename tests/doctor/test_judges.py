@@ -583,9 +583,17 @@ def test_a_long_error_is_cut_between_words_and_says_so(message: str, text: str) 
 
 
 def test_names_that_evaluate_returns_must_be_those_of_every_rank() -> None:
-    seen = [validation.Metrics(64, values={name: 1.0}) for name in ("auroc", "auroc_of_rank_1")]
-    only(validation.judge_metrics(seen, case()), "warning", seen="ranks 0 to 1: auroc; auroc_of_rank_1")
-    assert [*validation.judge_metrics(seen[:1] * 2, case())] == [] == [*validation.judge_metrics([None] * 2, case())]
+    seen = [validation.Metrics(64, values={"auroc": 1.0})] * 2
+
+    def judged(*evaluated: list[str] | str) -> list[checks.Finding]:
+        return [*validation.judge_metrics(seen, case(steps=[steps(evaluated=each) for each in evaluated]))]
+
+    unlike = judged(["auroc", "f1"], ["auroc", "loss", "of_1"], ["auroc", "loss"])
+    only(unlike, "warning", seen="of 3 ranks alone: f1 (rank 0), loss (rank 1, 2), of_1 (rank 1)")
+    only(judged(["auroc"], []), "warning", seen="auroc (rank 0)")
+    only(judged(["auroc"], "ValueError: only here"), seen="raises: 1 of 2; on rank 1: ValueError: only here")
+    assert judged(["auroc"], ["auroc"]) == [] == judged("few", "few")
+    assert [*validation.judge_metrics([None] * 2, case())] == []
 
 
 def test_a_parameter_that_no_step_changed_has_the_reason() -> None:
