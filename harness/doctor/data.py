@@ -9,18 +9,17 @@ from itertools import chain, islice
 from statistics import median
 
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, DistributedSampler, Subset
 
 from harness.doctor.facts import Steps
 from harness.doctor.subject import Case, Check, Subject
+from harness.measure.generators import UNKNOWN, State, generators_of, parts_of
 from harness.plan import checks
 from harness.plan.cell import Cell
 from harness.plan.checks import Finding
 from harness.plan.known_errors import remedy
 from harness.plan.rows import Severity
 from harness.train.loader import (
-    Generators,
     Key,
     NoDigest,
     SeededDataset,
@@ -38,8 +37,6 @@ MOST_RANKS = 16
 """Ranks of a sampler whose draws are compared with a Subset's."""
 PROBES = 64
 """Samples that are compared, spread over the data set."""
-DEPTH = 4
-"""Levels of attributes that are searched for a sampler."""
 CACHED, LEAST_S = 3.0, 0.01
 """Samples are cached if their first reading takes this many times as long as their second, and as many seconds more."""
 BY_WORKERS, MOST_S = 1000, 1.0
@@ -128,7 +125,8 @@ def observe(subject: Subject) -> Samples:
         cached = bool(beside) and _is_cached(*(_timed(seeded, beside)[1] for _ in range(2)))
     samplers = [
         Sampler(found.num_replicas, found.rank, len(found.dataset), len(found))  # type: ignore[arg-type]
-        for found in _samplers(train, DEPTH)
+        for _, found in parts_of({"": train})
+        if isinstance(found, DistributedSampler)
     ]
     samplers += _drawn_by_a_sampler(train)
     shown = (read_s[0], read_s[1]) if cached else (0.0, 0.0)
@@ -237,20 +235,22 @@ def _repeated(seen: Sequence[Samples]) -> Iterator[Finding]:
 
 
 def repeats_draws(train: SizedDataset) -> bool:
-    """Return whether reading a sample sets torch's or Python's generator to a state that depends on nothing.
+    """Return whether reading a sample sets a generator to a state that depends on nothing, and put all back.
 
-    Seeds the generators of the CPU and restores them. The generators of other devices, which torch.manual_seed would
-    seed, stay.
+    Generators of the process and of the data set; those of other devices, which torch.manual_seed would seed, stay.
     """
-    before = Generators()
-    states = []
-    for index in (0, len(train) - 1):
-        Generators.seed(index + 1)
+    states = {name: State(generator) for name, generator in generators_of(train).items()}
+    after = []
+    for draws, index in enumerate((0, len(train) - 1), 1):
+        for state in states.values():
+            state.advance(draws)
         train[index]
-        states.append(Generators())
-    before.put_back()
-    first, last = states
-    return len(train) > 1 and (torch.equal(first.torch, last.torch) or first.python == last.python)
+        after.append({name: State(generator).digest for name, generator in generators_of(train).items()})
+    for state in states.values():
+        if state.digest != UNKNOWN:
+            state.put_back()
+    first, last = after
+    return len(train) > 1 and any(digest == last.get(name) != UNKNOWN for name, digest in first.items())
 
 
 def _drawn_by_a_sampler(train: object) -> list[Sampler]:
@@ -265,22 +265,6 @@ def _drawn_by_a_sampler(train: object) -> list[Sampler]:
             if len(sampler) == len(indices) and list(sampler) == indices:
                 return [Sampler(number, rank, holds, len(indices))]
     return []
-
-
-def _samplers(thing: object, depth: int, seen: set[int] | None = None) -> Iterator[DistributedSampler[object]]:
-    """Yield the samplers in an object's attributes and items, ``depth`` levels deep."""
-    seen = set() if seen is None else seen
-    if depth < 0 or id(thing) in seen:
-        return
-    seen.add(id(thing))
-    if isinstance(thing, DistributedSampler):
-        yield thing
-        return
-    inner = vars(thing).values() if hasattr(thing, "__dict__") and not isinstance(thing, type) else ()
-    items = thing if isinstance(thing, list | tuple) and len(thing) <= 16 else ()
-    for value in [*inner, *items]:
-        if not isinstance(value, Tensor | str | bytes | int | float):
-            yield from _samplers(value, depth - 1, seen)
 
 
 CHECK = Check(

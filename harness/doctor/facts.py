@@ -16,11 +16,10 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
+from harness.measure.generators import OWN
 from harness.train.loader import value_digest
 from harness.train.training import PIECE, local_part
 
-OWN = frozenset(vars(nn.Module()))
-"""The attributes of every module."""
 AGAINST = 0.5
 """A parameter was moved as a step of training does if the cosine to its negative gradient exceeds this.
 
@@ -261,7 +260,7 @@ class Steps:
     wrapped_by_itself: str = ""
     """A wrapper inside the workload's own model."""
     random_states: dict[str, str] = field(default_factory=dict)
-    """Digests of the states after the steps of the generators that they drew from; see sketches.random_states."""
+    """Digests of the states after the steps of the generators that they drew from; see generators.drawing."""
     step_s: float = 0.0
     """Time of the fastest step."""
     own_step_s: float = 0.0

@@ -13,7 +13,8 @@ from harness.doctor.facts import Steps
 from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.real_steps import group_of_one, mean_losses
 from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
-from harness.measure.sketches import Frozen, drawing, in_comparable_mode, why_random
+from harness.measure.generators import drawing
+from harness.measure.sketches import Frozen, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names
 from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.rows import Severity
@@ -245,7 +246,7 @@ def _gradients(
             whole = whole_tensor(parameter.grad)
             if keep:
                 found[name.removeprefix("module.")] = whole.detach().cpu().double()
-    return found, drew()
+    return found, bool(drew())
 
 
 CHECK = Check(

@@ -24,8 +24,9 @@ from harness.doctor.facts import (
 from harness.doctor.subject import SMALL, Subject, describe_error
 from harness.measure.convergence import Evaluator
 from harness.measure.exchanges import CollectiveMode, group_name
+from harness.measure.generators import drawing
 from harness.measure.scenarios import is_device_error
-from harness.measure.sketches import acts_by_mode, random_states
+from harness.measure.sketches import acts_by_mode
 from harness.measure.stepper import TrainingData
 from harness.measure.window import synchronize
 from harness.system.process import no_garbage_collection
@@ -191,9 +192,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
 
     batches, state_before = subject.stream(STEPS), digests_of_state(inner)
     seen.padded = padded_of([batch for _, batch in batches])
-    own = innermost(subject.workload)
-    drawn_before = random_states(inner, own)
-    with StepMemory() as memory:
+    with drawing(inner, innermost(subject.workload)) as drawn, StepMemory() as memory:
         for number, (values, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
             seen.losses.append(float(values.loss))
             seen.weights.append(float(values.weight))
@@ -203,8 +202,7 @@ def _observed(subject: Subject, training: Training) -> Steps:
                 memory.note_step()
             subject.advance()
         seen.kept_bytes = memory.kept_bytes()
-    drawn = random_states(inner, own)
-    seen.random_states = {name: state for name, state in drawn.items() if drawn_before.get(name) != state}
+    seen.random_states = drawn()
     state_after = digests_of_state(inner)
     seen.state = {name: digest for name, digest in state_after.items() if state_before.get(name) != digest}
     seen.buffers = [name for name, _ in inner.named_buffers() if name in seen.state]

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from harness.doctor import parameters
-from harness.doctor.facts import OWN, Steps, digests_of_state
+from harness.doctor.facts import Steps, digests_of_state
 from harness.doctor.subject import SMALL, Case, Check, Subject
-from harness.measure.sketches import PROCESS_GENERATORS, SEEDED_GENERATORS
+from harness.measure.generators import OWN, PROCESS_GENERATORS, SEEDED_GENERATORS, UNKNOWN
 from harness.plan.checks import Finding, join_names
 from harness.train.loader import value_digest
 
@@ -157,10 +157,15 @@ def judge_streams(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """
     for name in dict.fromkeys(name for rank in seen for name in rank.random_states):
         states = [rank.random_states[name] for rank in seen if name in rank.random_states]
+        generator = f"{name} generator" if name in PROCESS_GENERATORS else f"the generator {name}"
+        if UNKNOWN in states:
+            text = f"{generator}: its state cannot be read, or not be set"
+            means = "whether ranks draw alike, and whether strategies are equivalent, is unknown; cells are measured"
+            yield Finding(RANDOMNESS, "note", text, means, "use a generator of torch, NumPy or Python as it is")
+            continue
         if len(states) == len(set(states)):
             continue
         seeded = name in SEEDED_GENERATORS
-        generator = f"{name} generator" if name in PROCESS_GENERATORS else f"the generator {name}"
         drew = f"states of {generator} after the steps on {len(states)} ranks that draw from it: {len(set(states))}"
         means = "equal dropout masks on several ranks: the draws of the ranks are not independent"
         advice = "set no seed in forward, loss and build_model; the harness seeds torch's own on each rank differently"

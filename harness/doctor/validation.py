@@ -16,7 +16,7 @@ from harness.doctor.data import base_indices
 from harness.doctor.real_steps import OtherRanksNeeded, group_of_one
 from harness.doctor.subject import Case, Check, Subject, describe_error, first_found
 from harness.measure.convergence import WholeSet, call_evaluate
-from harness.measure.sketches import drawing
+from harness.measure.generators import drawing
 from harness.plan.checks import Finding, join_names
 from harness.plan.known_errors import remedy
 from harness.plan.rows import Severity

@@ -4,23 +4,22 @@ from __future__ import annotations
 
 import gc
 import math
-import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._pytree import tree_map
 from torch.utils.data import default_collate
 
+from harness.measure.generators import drawing
 from harness.measure.stepper import TrainingData
 from harness.plan.trial import SkipReason, SkipTrial
-from harness.train.loader import Batches, NoDigest, Share, endless_shares, pickle_digest, value_digest
+from harness.train.loader import Batches, NoDigest, Share, endless_shares, value_digest
 from harness.train.model import build_model
 from harness.train.optimizers import scale_rate
 from harness.train.precision import LOW_PRECISIONS, REDUCED
@@ -157,7 +156,7 @@ def why_random(load: Callable[[Collate], object], collate: Collate | None, ranks
     def watched(samples: list[object]) -> object:
         with drawing() as drawn:
             batch = (collate or default_collate)(samples)
-        drew.append(drawn())
+        drew.append(bool(drawn()))
         return batch
 
     differs = False
@@ -216,7 +215,10 @@ def measure_sketches(data: TrainingData, advance: Callable[[], None]) -> Sketche
 
     _, (first, scaled), drew = in_comparable_mode(data.workload, whole, ranks, attempt)
     if drew:
-        reason = "loss or model draw random numbers even when the model only evaluates: no two runs are alike"
+        reason = (
+            "loss or model draw random numbers even when the model only evaluates, or hold a generator whose state "
+            "cannot be read: no two runs are alike"
+        )
         raise SkipTrial(SkipReason("random_evaluation", reason))
     vectors = {"first_update": first.update, "scaled_update": scaled.update}
     if first.gradient:
@@ -266,50 +268,12 @@ def take_steps(
     for share, batch in parts:
         with drawing(training.unwrapped, innermost(data.workload)) as drawn:
             training.step(batch, share, mark)
-        drew = drew or drawn()
+        drew = drew or bool(drawn())
         advance()
     end = _flat(training.model.parameters(), keep=keep)
     update = [after.sub_(before) for after, before in zip(end, start, strict=True)]
     low = (LOW_PRECISIONS.get(parameter.dtype) for parameter in training.model.parameters())
     return Steps(start, gradient, update, training.parameters, drew, next(filter(None, low), None))
-
-
-@contextmanager
-def drawing(*owners: object) -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns, after the block, whether it drew from a generator; see ``random_states``."""
-    before = random_states(*owners)
-    after: list[dict[str, str]] = []
-    try:
-        yield lambda: after[0] != before
-    finally:
-        after.append(random_states(*owners))
-
-
-SEEDED_GENERATORS = ("torch's", "torch's on the device")
-"""The generators among the random states that are seeded differently on each rank."""
-PROCESS_GENERATORS = (*SEEDED_GENERATORS, "NumPy's", "Python's")
-"""The names of a process's own generators among the random states."""
-
-
-def random_states(*owners: object) -> dict[str, str]:
-    """Return digests of the states of the process's generators, and of those in attributes of the owners, by name.
-
-    The attributes of a module's parts are searched too, and lists and dictionaries in them: 'drop.generator'.
-    """
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
-    states = (torch.get_rng_state(), cuda, np.random.get_state(), hash(random.getstate()))
-    found = {name: value_digest(state) for name, state in zip(PROCESS_GENERATORS, states, strict=True)}
-    for owner in owners:
-        parts = owner.named_modules() if isinstance(owner, nn.Module) else [(type(owner).__name__, owner)]
-        for path, part in parts:
-            for name, value in getattr(part, "__dict__", {}).items():
-                inner = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-                for place, item in enumerate((value, *inner)):
-                    if isinstance(item, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
-                        state = item.get_state() if isinstance(item, torch.Generator) else pickle_digest(item)
-                        where = f"{path}.{name}" if path else name
-                        found[f"{where}[{place - 1}]" if place else where] = value_digest(state)
-    return found
 
 
 def fold(vectors: Sequence[Sequence[Tensor]]) -> list[list[float]]:

@@ -446,6 +446,46 @@ class GeneratorInTheWorkload(Healthy):
         return super().loss(model, (x * (self.draws.uniform(0.9, 1.1) if model.training else 1.0), y))
 
 
+class NoiseInAHelper(Healthy):
+    """In evaluation too, so that gradients cannot be compared closely; from a generator two levels below the loss."""
+
+    def __init__(self) -> None:
+        self.settings = {"noise": [torch.Generator().manual_seed(1)]}
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        x, y = batch
+        return super().loss(model, (x + 0.2 * torch.empty_like(x).normal_(generator=self.settings["noise"][0]), y))
+
+
+class SeedsNumpyInForward(Healthy):
+    """Every step scales its input alike."""
+
+    class Net(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            np.random.seed(3)
+            return super().forward(x * float(np.random.uniform(0.9, 1.1)) if self.training else x)
+
+
+class DrawsFromTheSystem(Healthy):
+    """From a generator without a state."""
+
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.draws = random.SystemRandom()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x * self.draws.uniform(0.99, 1.01) if self.training else x)
+
+
+class OneNumpyNoiseForAll(OwnSamples):
+    @staticmethod
+    def read(data: Any, index: int) -> Any:
+        np.random.seed(0)
+        x, y = data[index]
+        return x + 0.1 * np.random.randn(8).astype(np.float32), y
+
+
 FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "gradient scaling": [*product((ScaledByWorldSize, NormalisesAdvantages), ("ddp",))],
     "loss weight": [*product((MeanOfWeightOne,), ("single", "dp", "ddp")), (MeanOverTokens, "single")],
@@ -467,13 +507,16 @@ FAULTS: dict[str, list[tuple[type[Healthy], str]]] = {
     "threads": [*product((StartsAThread, StartsAProcess, ChangesThreads), ("single",))],
     "data sharding": [
         *product((SamplerInASubset,), ("dp", "single")),
-        *product((NoSamples, OneNoiseForAll, CachesSamples), ("single",)),
+        *product((NoSamples, OneNoiseForAll, OneNumpyNoiseForAll, CachesSamples), ("single",)),
     ],
     "validation set": [
         *product((ValidatesOnTraining, OverlappingSplit, OverlappingSlices), ("single",)),
         *product((CopiedRows, NothingToValidate), ("single",)),
     ],
-    "randomness": [*product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload), ("ddp",))],
+    "randomness": [
+        *product((MasksOfOneSeed, GeneratorInAModule, GeneratorInTheWorkload, NoiseInAHelper), ("ddp",)),
+        *((SeedsNumpyInForward, "ddp"), (DrawsFromTheSystem, "single")),
+    ],
     "metrics": [
         *product((AreaByBatch, EvaluatesToATensor, EvaluatesToNaN), ("single",)),
         *product((EvaluatesOnTheFirst, EvaluatesToNoneElsewhere), ("ddp",)),

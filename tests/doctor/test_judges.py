@@ -27,6 +27,7 @@ from harness.doctor import (
 )
 from harness.doctor.facts import Padded, Steps, moved_by_hand, padded_of, real_lengths
 from harness.doctor.subject import Case, Subject, describe_error, doctor_cell
+from harness.measure.generators import UNKNOWN
 from harness.plan import checks
 from harness.plan.cell import Cell
 from harness.plan.checks import join_names
@@ -139,6 +140,8 @@ def test_ranks_that_draw_the_same_numbers_or_have_different_initial_weights_are_
     only(state.judge_streams(of_numpy, case()), "note", seen="NumPy's generator", means="right if they select")
     own = state.judge_streams([steps(random_states={"drop.noise": "a"})] * 2, case())
     only(own, "note", seen="the generator drop.noise", advice="add the rank")
+    unread = state.judge_streams([steps(random_states={"drop.noise": UNKNOWN})] * 2, case())
+    only(unread, "note", seen="the generator drop.noise: its state cannot be read")
     found = state.judge_randomness([{"w": "a", "v": "c"}, {"w": "b", "v": "c"}], case("fsdp"))
     only(found, seen="1 of 2 parameters", means="fsdp shards")
 
