@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from weakref import ref
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.utils._pytree import tree_leaves
 
 from harness.config.values import MIB
-from harness.measure.generators import OWN
+from harness.measure.generators import OWN, parts_of
 from harness.train.loader import value_digest
 from harness.train.training import PIECE, local_part
 
@@ -27,6 +28,10 @@ What keeps weights in bounds, such as a norm or a clamp, moves them in other dir
 """
 WHOLE = (torch.int64, torch.int32, torch.int16, torch.uint8)
 """Types of tokens."""
+DATA = (Tensor, np.ndarray, int, float, complex, str)
+"""Types of values that are compared as state."""
+MOST_BYTES = 64 * MIB
+"""Bytes of a tensor in an object from which on it is not compared."""
 GRAPH = MIB
 """Bytes that a tensor with a graph counts for beside its own: the graph keeps at least its nodes, and often more."""
 LEAST = 1024
@@ -109,6 +114,28 @@ def digests_of_state(model: nn.Module) -> Mapping[str, str]:
         for name, value in {**buffers, **attributes}.items():
             with suppress(Exception):  # a tensor without a digest, such as one of the meta device, is not compared
                 found[prefix + name] = value_digest(value, objects=name in buffers)
+    return found
+
+
+def digests_in_objects(model: nn.Module, workload: object) -> Mapping[str, str]:
+    """Return digests of the numbers and tensors in the workload, and in plain objects that modules hold, by name."""
+    found: dict[str, str] = {}
+    own = {"": model, type(workload).__name__: workload}
+    for name, value in parts_of(own):
+        # of a module's other attributes see digests_of_state; a data set in memory is large, and no state
+        if isinstance(value, DATA) and not (isinstance(value, Tensor) and value.nbytes > MOST_BYTES):
+            with suppress(Exception):  # a tensor without values
+                found[name] = value_digest(value)
+    return found
+
+
+def sums_of_frozen(model: nn.Module) -> Mapping[str, float]:
+    """Return the sum of each parameter that does not train: one that forward writes changes it."""
+    found: dict[str, float] = {}
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            with suppress(Exception):  # a type without a sum, or without values
+                found[name] = float(parameter.detach().sum(dtype=torch.float64))
     return found
 
 
@@ -272,7 +299,7 @@ class Steps:
     moved_by_hand: list[str] = field(default_factory=list)
     """Parameters that moved against their gradient before the optimizer's first step."""
     state: dict[str, str] = field(default_factory=dict)
-    """Digests of the buffers and attributes that the steps changed, without batch statistics."""
+    """Digests of the buffers, attributes and frozen parameters that the steps changed, without batch statistics."""
     buffers: list[str] = field(default_factory=list)
     """The names in ``state`` that are registered buffers."""
     evaluation_error: str = ""

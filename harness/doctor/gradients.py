@@ -12,7 +12,7 @@ from torch import Tensor
 from harness.doctor.facts import Steps
 from harness.doctor.gate import DIVERGENCE, diverges
 from harness.doctor.real_steps import group_of_one, mean_losses
-from harness.doctor.subject import Case, Check, Subject, any_error, describe_error
+from harness.doctor.subject import Case, Check, Subject, any_error, copied, describe_error
 from harness.measure.generators import drawing
 from harness.measure.sketches import Frozen, in_comparable_mode, why_random
 from harness.plan.checks import Finding, join_names
@@ -22,7 +22,7 @@ from harness.plan.trial import SkipTrial
 from harness.train.loader import Share
 from harness.train.precision import LOW_PRECISIONS
 from harness.train.training import Training, whole_tensor
-from harness.train.workloads import Workload, collate_of, copied, innermost
+from harness.train.workloads import Workload, collate_of, innermost
 
 LOSS_WEIGHT = "loss weight"
 NAME = "gradient scaling"

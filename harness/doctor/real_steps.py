@@ -15,10 +15,12 @@ from torch.utils.data import Dataset, Subset
 from harness.doctor.facts import (
     StepMemory,
     Steps,
+    digests_in_objects,
     digests_of_state,
     moved_by_hand,
     padded_of,
     share_of_biases,
+    sums_of_frozen,
     uses_own_statistics,
 )
 from harness.doctor.subject import SMALL, Subject, describe_error
@@ -33,7 +35,7 @@ from harness.system.process import no_garbage_collection
 from harness.train.loader import Share, value_digest
 from harness.train.precision import LOW_PRECISIONS
 from harness.train.training import BACKWARD, Mark, Phase, StepValues, Training, local_part
-from harness.train.workloads import innermost
+from harness.train.workloads import Workload, innermost
 
 STEPS = 4
 
@@ -190,9 +192,10 @@ def _observed(subject: Subject, training: Training) -> Steps:
         if point == BACKWARD and not seen.losses:
             seen.moved_by_hand = moved_by_hand(inner, before, training.optimizer)
 
-    batches, state_before = subject.stream(STEPS), digests_of_state(inner)
+    batches, own = subject.stream(STEPS), innermost(subject.workload)
+    state_before, frozen_before = _state_of(inner, own), sums_of_frozen(inner)
     seen.padded = padded_of([batch for _, batch in batches])
-    with drawing(inner, innermost(subject.workload)) as drawn, StepMemory() as memory:
+    with drawing(inner, own) as drawn, StepMemory() as memory:
         for number, (values, seconds) in enumerate(_taken(subject, training, batches, seen, mark)):
             seen.losses.append(float(values.loss))
             seen.weights.append(float(values.weight))
@@ -203,8 +206,11 @@ def _observed(subject: Subject, training: Training) -> Steps:
             subject.advance()
         seen.kept_bytes = memory.kept_bytes()
     seen.random_states = drawn()
-    state_after = digests_of_state(inner)
+    state_after = _state_of(inner, own)
     seen.state = {name: digest for name, digest in state_after.items() if state_before.get(name) != digest}
+    if not subject.cell.traits.shards_parameters:
+        written = {name for name, total in sums_of_frozen(inner).items() if frozen_before.get(name) != total}
+        seen.state |= {name: value_digest(p.detach()) for name, p in inner.named_parameters() if name in written}
     seen.buffers = [name for name, _ in inner.named_buffers() if name in seen.state]
     layers = [(path or "the model", module) for path, module in inner.named_modules()]
     seen.mode_layers = [name for name, module in layers if acts_by_mode(module)]
@@ -216,6 +222,10 @@ def _observed(subject: Subject, training: Training) -> Steps:
     if not subject.cell.traits.shards_parameters:
         seen.digests = {name: value_digest(p.detach()) for name, p in inner.named_parameters() if p.requires_grad}
     return seen
+
+
+def _state_of(model: nn.Module, workload: Workload) -> dict[str, str]:
+    return {**digests_in_objects(model, workload), **digests_of_state(model)}
 
 
 def _note_unchanged(

@@ -85,6 +85,7 @@ CHECK = Check(
 def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     """Compare what the steps changed beside the parameters; it matters only if the same batch has another loss.
 
+    Draws of each rank's own generators explain another loss: with them nothing is known of the state.
     A buffer that rank 0 does not change always matters under ddp, which overwrites what others write. Losses that are
     not finite are a matter of the check for divergence, and say nothing about the state.
     """
@@ -102,10 +103,13 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     known = [loss for loss in losses if loss is not None and math.isfinite(loss)]
     if not names or len(known) < len(losses) or max(known) - min(known) <= ALIKE * max(map(abs, known)):
         return
-    by_ddp = "ddp sends rank 0's buffers to all, and nothing synchronises attributes"
+    drawn = [{n: s for n, s in rank.random_states.items() if n not in SEEDED_GENERATORS} for rank in seen]
+    if any(states != drawn[0] for states in drawn):
+        return
+    by_ddp = "ddp sends rank 0's buffers to all, and nothing synchronises attributes and frozen parameters"
     synchronised = "nothing synchronises it" if case.cell.traits.shards_parameters else by_ddp
     text = f"state that forward changes differently on each of {len(seen)} ranks: {join_names(names)}; loss of the "
-    text += f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.4g}' for loss in known[:4])}"
+    text += f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.6g}' for loss in known[:4])}"
     means = f"each rank trains with a state of its own batches: {synchronised}"
     advice = "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
     yield Finding(NAME, "warning", text, means, f"{advice}batch")

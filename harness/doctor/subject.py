@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
@@ -21,11 +22,14 @@ from types import FrameType, FunctionType, ModuleType
 from typing import IO, Generic, TypeVar
 from weakref import finalize
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from harness.doctor.facts import Steps
+from harness.doctor.facts import MOST_BYTES, Steps
+from harness.measure.generators import KINDS, LEAVES, MOST_ITEMS, module_of_the_user, parts_of
 from harness.plan.cell import MOST_MICRO_BATCH, Cell
 from harness.plan.checks import Finding
 from harness.plan.comparison import base_cell
@@ -155,7 +159,7 @@ class FewBuilds(Wrapper):
         self.kept = kept or Kept()
 
     def __copy__(self) -> FewBuilds:
-        return FewBuilds(copy.copy(self.inner), self.kept)
+        return FewBuilds(copied(self.inner), self.kept)
 
     def build_model(self) -> nn.Module:
         """Return a new model, or a copy of the first."""
@@ -175,6 +179,30 @@ class FewBuilds(Wrapper):
                 if not _reaches(chain(own, _closures(model)), model):
                     self.kept.keep(model)
         return model
+
+
+def copied(workload: Workload) -> Workload:
+    """Return a copy with its own plain state, such as a mean in a helper object: no training changes another one's.
+
+    Models, data sets, optimizers and what libraries make are shared.
+    """
+    made, memo = copy.copy(workload), dict[int, object]()
+    for name, value in getattr(made, "__dict__", {}).items() if not isinstance(made, FewBuilds) else ():
+        if all(map(_is_plain, (part for _, part in parts_of({"": value})))):
+            with suppress(Exception):  # what cannot be copied is shared
+                setattr(made, name, copy.deepcopy(value, memo))
+    return made
+
+
+def _is_plain(part: object) -> bool:
+    """Return whether a part of a value is a number, a generator, a small container or tensor, or a plain object."""
+    if isinstance(part, Tensor | np.ndarray):
+        return part.nbytes <= MOST_BYTES and not getattr(part, "requires_grad", False)
+    if isinstance(part, dict | list | tuple | set | frozenset | deque):
+        return len(part) <= MOST_ITEMS
+    if isinstance(part, nn.Module | Dataset):
+        return False
+    return isinstance(part, (*LEAVES, *KINDS)) or module_of_the_user(type(part)) is not None
 
 
 def _closures(model: nn.Module) -> Iterator[object]:
@@ -259,7 +287,7 @@ class Subject(Case):
 
     def fresh(self) -> Subject:
         """Return a copy with a copied workload, so that attributes set by one check do not reach the next."""
-        return replace(self, workload=copy.copy(self.workload))
+        return replace(self, workload=copied(self.workload))
 
     @property
     def device(self) -> torch.device:

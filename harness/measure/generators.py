@@ -80,6 +80,12 @@ def _in(name: str, value: Any) -> Iterator[tuple[str, object]]:
         yield from ((dot + key, part) for key, part in getattr(value, "__dict__", {}).items())
 
 
+def module_of_the_user(kind: type) -> ModuleType | None:
+    """Return the module of a class of the user's own, None of another class."""
+    module = sys.modules.get(kind.__module__)
+    return module if is_the_users(getattr(module, "__file__", None) or "<") else None
+
+
 def generators_of(*owners: object) -> dict[str, Any]:
     """Return the generators of the process, those that the owners hold, and those of modules with the owners' code."""
     own: list[Any] = [torch.default_generator, np.random.random, random.random]  # bound methods of the two others'
@@ -87,10 +93,8 @@ def generators_of(*owners: object) -> dict[str, Any]:
         zip(("torch's", "NumPy's", "Python's"), (getattr(each, "__self__", each) for each in own), strict=True)
     )
     parts = [*parts_of({"" if isinstance(each, nn.Module) else type(each).__name__: each for each in owners})]
-    for name in dict.fromkeys(type(part).__module__ for _, part in parts):
-        module = sys.modules.get(name)
-        if is_the_users(getattr(module, "__file__", None) or "<"):
-            parts += [(f"{name}.{key}", value) for key, value in vars(module).items()]
+    for module in dict.fromkeys(module_of_the_user(type(part)) for _, part in parts):
+        parts += [(f"{module.__name__}.{key}", value) for key, value in vars(module).items()] if module else []
     known = set(map(id, found.values()))
     for name, part in parts:
         if isinstance(part, KINDS) and id(part) not in known:

@@ -359,7 +359,9 @@ def value_digest(value: object, *, objects: bool = True) -> str:
 
 
 def _bytes_of(leaf: object, *, objects: bool) -> bytes:
-    if isinstance(leaf, Tensor) and leaf.layout is torch.strided and not leaf.is_nested:
+    if isinstance(leaf, Tensor) and (inner := getattr(leaf, "__tensor_flatten__", None)):  # it has no values of its own
+        return b"".join(_bytes_of(getattr(leaf, name), objects=objects) for name in inner()[0])
+    if isinstance(leaf, Tensor) and has_values(leaf):
         return _values_of(leaf).numpy().tobytes()
     if isinstance(leaf, str | bytes | int | float | complex | None):
         return repr(leaf).encode()
@@ -372,6 +374,12 @@ def _bytes_of(leaf: object, *, objects: bool) -> bytes:
     if (found := pickle_digest(leaf)) is None:
         raise NoDigest(f"values of the type {type(leaf).__name__} cannot be compared: pickle refuses them")
     return found.encode()
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Return whether a tensor has a storage of its values: not one that is sparse or nested, or that wraps others."""
+    wraps = type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+    return tensor.layout is torch.strided and not tensor.is_nested and not wraps
 
 
 def pickle_digest(thing: object) -> str | None:
@@ -406,9 +414,7 @@ class _DigestPickler(pickle.Pickler):
         if isinstance(obj, FunctionType) and "<" in obj.__qualname__:
             held = [cell.cell_contents for cell in obj.__closure__ or ()]
             return tuple, ((obj.__qualname__, held, obj.__defaults__, obj.__kwdefaults__),)
-        if not isinstance(obj, Tensor) or obj.layout is not torch.strided or obj.is_nested or obj.is_meta:
-            return NotImplemented
-        if type(obj).__torch_dispatch__ is not Tensor.__torch_dispatch__:  # which may have no values of its own
+        if not isinstance(obj, Tensor) or obj.is_meta or not has_values(obj):
             return NotImplemented
         self.hash.update(_values_of(obj).numpy().data)  # the pickle of a class of one's own may hold an address
         return str, (f"{type(obj).__name__} {obj.dtype} {tuple(obj.shape)}",)

@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils.data import Dataset, DistributedSampler
 
-from tests.doctor import faulty_steps, lookalikes, recipes
+from tests.doctor import faulty_steps, kinds, lookalikes, recipes
 from tests.doctor.healthy import CLASSES, WIDTH, Graph, Healthy, Net, OwnSamples, blobs, sequences
 
 
@@ -402,7 +402,8 @@ PLANTED: dict[str, list[tuple[type[Healthy], str]]] = {
     "divergence": [(Explodes, "ddp"), (Explodes, "single")],
     "execution": [(Raises, "ddp")],
 }
-FAULTS = {check: PLANTED.get(check, []) + faulty_steps.FAULTS.get(check, []) for check in PLANTED | faulty_steps.FAULTS}
+TABLES = (PLANTED, faulty_steps.FAULTS, kinds.FAULTS)
+FAULTS = {check: [pair for table in TABLES for pair in table.get(check, [])] for check in PLANTED | faulty_steps.FAULTS}
 """The check that must name the fault -> workloads that have it, and under which strategy."""
 HEALTHY: list[tuple[type[Healthy], str]] = [
     *itertools.product((Healthy, HandUpdated, Sequences), ("single", "dp", "ddp", "fsdp")),
@@ -411,4 +412,5 @@ HEALTHY: list[tuple[type[Healthy], str]] = [
     (CountsItsSteps, "ddp"),
     *lookalikes.HEALTHY,
     *recipes.HEALTHY,
+    *kinds.HEALTHY,
 ]

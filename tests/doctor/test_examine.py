@@ -72,6 +72,9 @@ def test_messages_contain_names_and_numbers(examined: Examined) -> None:
     (evaluation,) = examined["LossInTrainMode ddp"]["findings"]
     assert "TypeError: list indices" in evaluation["seen"] and "leave out convergence" in evaluation["advice"]
     assert "raised" not in examined["LossInTrainMode ddp"]  # its steps and the checks after them are examined
+    assert "ranks: MeanInTheWorkload.seen.value;" in seen("MeanInTheWorkload ddp")
+    assert "ranks: seen[0].value;" in seen("MeanInAHelper ddp") and ": mean;" in seen("MeanInAFrozenParameter ddp")
+    assert "ranks: codes, sizes, sums;" in seen("FrozenCodebookOfEachRank ddp")
     assert seen("EvaluatesOnTheFirst ddp") == "names that evaluate() returns on some of 2 ranks alone: mean (rank 0)"
     assert "on rank 1: WorkloadError: evaluate() must return" in seen("EvaluatesToNoneElsewhere ddp")
     alone = seen("NeedsExchange ddp")

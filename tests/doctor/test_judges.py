@@ -330,6 +330,10 @@ def test_state_of_one_rank_matters_if_the_same_batch_has_another_loss() -> None:
     for unknown in (None, math.nan, math.inf):
         for known, other in (ranks, ranks[::-1]):
             assert not [*state.judge_rank_state([replace(other, same_batch_loss=unknown), known], case())]
+    noise = [replace(rank, random_states={"noise": str(number)}) for number, rank in enumerate(ranks)]
+    assert not [*state.judge_rank_state(noise, case())]  # the noise of each rank explains the losses
+    alike = [replace(rank, random_states={"noise": "a", "torch's": str(n)}) for n, rank in enumerate(ranks)]
+    only(state.judge_rank_state(alike, case()), seen="each of 2 ranks: mean;")
     of_one = [steps(same_batch_loss=1.0), steps(state={"n": "1"}, same_batch_loss=1.1)]
     only(state.judge_rank_state(of_one, case("fsdp")), seen="each of 2 ranks: n;")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Callable
@@ -92,14 +91,6 @@ def collate_of(workload: Workload, *, training: bool = True) -> Collate | None:
     if collate is None or "training" not in inspect.signature(collate).parameters:  # further options are its own
         return collate
     return partial(collate, training=training)
-
-
-def copied(workload: Workload) -> Workload:
-    """Return a copy, of the workload inside wrappers too: what one training sets does not reach another."""
-    made = copy.copy(workload)
-    if isinstance(made, Wrapper):
-        made.inner = copied(made.inner)
-    return made
 
 
 def module_of(name: str) -> str:
