@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from inspect import getsourcelines, unwrap
@@ -74,25 +74,46 @@ class Method(NamedTuple):
                 yield self.at(number)
 
 
-def place_of(check: str, methods: Mapping[str, Method]) -> str:
+def place_of(check: str, methods: Mapping[str, Method], parts: Sequence[str] = ()) -> str:
     """Return the places that a check's findings are about: 'Net.forward (mine.py:8), Mine.loss (mine.py:20)'.
 
-    If one line alone of these methods looks like the cause, its place; else the first line of each method.
+    If one line alone of these methods looks like the cause, its place; else the first line of each method. ``parts``:
+    of the model that the finding is about: the nearest methods around them are looked at first. Those of other inner
+    modules are looked at last, for a single line.
     """
     placed = PLACED.get(check)
-    about = list(dict.fromkeys(methods[name] for name in (placed.about if placed else ()) if name in methods))
-    lines = [place for method in about for place in method.matches(placed.clue)] if placed and placed.clue else []
-    return lines[0] if len(lines) == 1 else ", ".join(method.at(method.first) for method in about)
+    about = [methods[name] for name in (placed.about if placed else ()) if name in methods]
+    inner = {name.removeprefix(INNER): method for name, method in methods.items() if name.startswith(INNER)}
+    if "forward" not in (placed.about if placed else ()):
+        inner = {}
+    around = [inner[name] for name in (max(_around(part, inner), default="", key=len) for part in parts) if name]
+    for some in (around, about, inner.values()):
+        lines = [each for method in dict.fromkeys(some) for each in method.matches(placed.clue)] if placed else []
+        if placed and placed.clue and len(lines) == 1:
+            return lines[0]
+    return ", ".join(method.at(method.first) for method in dict.fromkeys(around or about))
+
+
+INNER = "forward of "
+"""Begins the names of inner modules' methods."""
+
+
+def _around(part: str, modules: Iterable[str]) -> Iterator[str]:
+    """Yield the names of the modules that are a part, or that hold it."""
+    return (name for name in modules if part == name or part.startswith((f"{name}.", f"{name}[")))
 
 
 def methods_of(workload: Workload) -> Mapping[str, Method]:
     """Return the methods of the workload and of its model, without methods of the harness and of libraries.
 
-    If the model's class is a library's, as nn.Sequential is, ``build_model`` stands for it.
+    If the model's class is a library's, as nn.Sequential is, ``build_model`` stands for it. Methods of inner modules
+    have the name of the module, after INNER.
     """
-    own, model = (workload.inner, workload.kept.kind) if isinstance(workload, FewBuilds) else (workload, None)
+    own, kinds = (workload.inner, workload.kept.kinds) if isinstance(workload, FewBuilds) else (workload, {})
     found = {name: _method(type(own), name) for name in ("build_model", "datasets", "loss", "metrics", "evaluate")}
-    found["forward"] = (model and _method(model, "forward")) or found["build_model"]
+    of_kind = {kind: _method(kind, "forward") for kind in dict.fromkeys(kinds.values())}
+    found["forward"] = (of_kind[kinds[""]] if kinds else None) or found["build_model"]
+    found |= {f"{INNER}{name}": of_kind[kind] for name, kind in kinds.items() if name}
     return {name: method for name, method in found.items() if method}
 
 
@@ -131,8 +152,8 @@ class DoctorReport:
         """The facts of the trial's row; each finding has its place in the user's code, if there is one."""
         methods = methods_of(self.workload) if self.workload else {}
         rows = [finding.row() for finding in self.findings]
-        for row in rows:
-            if place := place_of(row["check"], methods):
+        for finding, row in zip(self.findings, rows, strict=True):
+            if place := place_of(finding.check, methods, finding.parts):
                 row["place"] = place
         found: TrialFacts = {"findings": rows, "figures": self.figures, **self.of_checks}
         return {**found, "memory": self.memory} if self.memory else found

@@ -90,7 +90,7 @@ def unchanged(seen: Sequence[Steps], cell: Cell) -> list[Finding]:
             count = f"all {len(names)}" if every else f"{len(names)} of {seen[0].trainable}"
             seen_text = f"trainable parameters {what} in {STEPS} steps: {count} ({join_names(names)})"
             crashes = every or (kind == "none" and stops)
-            found.append(Finding(NAME, severity, seen_text, means, advice, stops=crashes))
+            found.append(Finding(NAME, severity, seen_text, means, advice, stops=crashes, parts=tuple(names)))
     return found
 
 

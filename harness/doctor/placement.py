@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,7 +74,8 @@ def observe(subject: Subject) -> list[Finding]:
     text = f"{tensor} on {elsewhere}, input on {own}: operands of {operator} in {module}"
     means = "error of the forward pass on a GPU, or a copy between devices in every step"
     advice = "register the tensor (register_buffer, nn.Parameter, or a submodule in __init__), or create it with "
-    return [_on_a_gpu(NAME, text, means, f"{advice}device=x.device", subject.device)]
+    found_there = _on_a_gpu(NAME, text, means, f"{advice}device=x.device", subject.device)
+    return [replace(found_there, parts=(module.partition(" (")[0],))]
 
 
 def _by_name(error: BaseException) -> list[Finding]:

@@ -70,14 +70,15 @@ def judge(seen: Sequence[dict[str, bool]], case: Case) -> Iterator[Finding]:
             means += "copies are lost (in-place ones persist on the first device, from its part of the batch)"
             advice = "return the value from forward and keep it outside the model, or use ddp, where each process has "
             advice += "its own model"
-            yield Finding(check, "warning", f"{what} that forward modifies: {join_names(names)}", means, advice)
+            text = f"{what} that forward modifies: {join_names(names)}"
+            yield Finding(check, "warning", text, means, advice, parts=tuple(names))
 
 
 CHECK = Check(
     observe,
     judge,
     needs_whole_model=True,
-    about=("forward",),
+    about=("forward", "loss"),
     clue=r"self\.[\w.]+ [-+*/]?= |self\.[\w.]+\.(append|update|add_|sub_|mul_|div_|copy_|lerp_|fill_|zero_)\(",
 )
 
@@ -96,7 +97,7 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
         text = f"buffers that forward changes on rank {ranks} of {len(seen)}, and not on rank 0: {join_names(lost)}"
         means = "ddp sends rank 0's buffers to all before each forward: what other ranks write is lost"
         advice = "change the buffer alike on every rank, from values that are exchanged (dist.all_reduce) before"
-        yield Finding(NAME, "warning", text, means, advice)
+        yield Finding(NAME, "warning", text, means, advice, parts=tuple(lost))
         return
     names = sorted({n for rank in seen for n in rank.state if len({other.state.get(n) for other in seen}) > 1})
     losses = [rank.same_batch_loss for rank in seen]
@@ -112,7 +113,7 @@ def judge_rank_state(seen: Sequence[Steps], case: Case) -> Iterator[Finding]:
     text += f"same batch on ranks 0 to {len(seen) - 1}: {', '.join(f'{loss:.6g}' for loss in known[:4])}"
     means = f"each rank trains with a state of its own batches: {synchronised}"
     advice = "exchange the state between the ranks (dist.all_reduce) before it is used, or compute it from the whole "
-    yield Finding(NAME, "warning", text, means, f"{advice}batch")
+    yield Finding(NAME, "warning", text, means, f"{advice}batch", parts=tuple(names))
 
 
 RANK_STATE_CHECK = Check(None, judge_rank_state)

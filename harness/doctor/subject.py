@@ -108,8 +108,8 @@ class Kept:
     model: nn.Module | None = None
     file: IO[bytes] | None = None
     links: dict[str, str] = field(default_factory=dict)
-    kind: type[nn.Module] | None = None
-    """The class of the models that were built."""
+    kinds: dict[str, type[nn.Module]] = field(default_factory=dict)
+    """The classes of the modules of the models that were built, by name; "" is the model's own."""
 
     @property
     def is_copied(self) -> bool:
@@ -169,7 +169,7 @@ class FewBuilds(Wrapper):
             return model
         start = time.perf_counter()
         model = self.inner.build_model()
-        self.kept.kind = type(model)
+        self.kept.kinds = {name: type(module) for name, module in model.named_modules()}
         if time.perf_counter() - start > SLOW_S and not any(parameter.is_meta for parameter in model.parameters()):
             names = {id(module): name for name, module in model.named_modules()}
             attributes = vars(self.inner).items()

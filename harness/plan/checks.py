@@ -18,7 +18,8 @@ class Finding:
     """One finding of one check. ``seen`` has the numbers.
 
     ``stops``: an error after which no trial is tried: no training step, another device, a crash or a loss that is not
-    finite. After other errors cells are measured, and marked as faulty.
+    finite. After other errors cells are measured, and marked as faulty. ``parts``: the names of the modules, or of what
+    they hold, that the finding is about.
     """
 
     check: str
@@ -27,10 +28,11 @@ class Finding:
     means: str
     advice: str
     stops: bool = False
+    parts: tuple[str, ...] = ()
 
     def row(self) -> FindingRow:
         """Return plain values for the trial's row."""
-        row: FindingRow = asdict(self)  # type: ignore[assignment]
+        row: FindingRow = {name: value for name, value in asdict(self).items() if name != "parts"}  # type: ignore
         if self.severity != "error":
             del row["stops"]
         return row

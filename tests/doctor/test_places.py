@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
 from harness.config.doctor_checks import LOOKS_AT
+from harness.doctor import state
 from harness.doctor.examine import CHECKS, PLACED, Method, examine, methods_of, place_of
-from harness.doctor.subject import FewBuilds
+from harness.doctor.subject import Case, FewBuilds
 from harness.train import workloads
 from tests.doctor import faulty_steps as faulty
+from tests.doctor.healthy import CLASSES, Healthy, Net
 from tests.doctor.ranks import cell_for, subject_of
 
 pytestmark = pytest.mark.usefixtures("no_timed_checks")
@@ -27,6 +31,7 @@ def methods(workload: Any) -> dict[str, Method]:
 
 def test_each_method_is_found_where_it_is_defined() -> None:
     found = methods(faulty.MeanOfWeightOne()).items()
+    assert methods(faulty.SetsOnRankOne())["forward of last"].name == "SetsOnRankOne.Head.forward"
     names = {"build_model": "Healthy.build_model", "datasets": "Healthy.datasets", "forward": "Net.forward"}
     expected = {name: f"{where} (healthy.py" for name, where in names.items()}
     expected["loss"] = "MeanOfWeightOne.loss (faulty_steps.py"
@@ -77,6 +82,57 @@ def test_without_a_single_line_the_place_is_that_of_each_method() -> None:
     assert both == "Mine.loss (mine.py:10), Net.forward (mine.py:3)"
     assert place_of("divergence", {"loss": loss}) == "Mine.loss (mine.py:10)"
     assert place_of("links", {"loss": loss}) == ""
+
+
+class Head(nn.Linear):
+    """Counts what it sees, and has a mask that nothing moves."""
+
+    def __init__(self) -> None:
+        super().__init__(16, CLASSES)
+        self.seen, self.mask = 0, torch.ones(CLASSES)
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen += len(x)
+        return super().forward(x) * self.mask
+
+
+class WithHead(Healthy):
+    def build_model(self) -> nn.Module:
+        model = Net()
+        model.last = nn.Sequential(Head())  # type: ignore[assignment]
+        return model
+
+
+@pytest.mark.parametrize(
+    ("check", "parts", "place"),
+    [
+        ("state in forward", ["last.0.seen"], "self.seen += len(x)"),
+        ("state in forward", ["last.0.unused.other[3]"], "self.seen += len(x)"),
+        ("memory growth", [], "self.seen += len(x)"),  # the only line of any module that looks like it
+        ("device placement", ["last.0"], "def forward(self, x: torch.Tensor)"),
+        ("parameter updates", ["last.0.unused.weight"], "def forward(self, x: torch.Tensor)"),
+    ],
+)
+def test_a_fault_in_an_inner_module_has_its_place(check: str, parts: list[str], place: str) -> None:
+    number = next(n for n, line in enumerate(Path(__file__).read_text().splitlines(), 1) if place in line)
+    assert place_of(check, methods(WithHead()), parts) == f"Head.forward (test_places.py:{number})"
+
+
+def test_a_part_of_the_model_itself_has_the_place_of_its_forward() -> None:
+    found = methods(WithHead())
+    for check, parts in (("device placement", ["the model"]), ("parameter updates", ["first.weight", "lasting"])):
+        assert place_of(check, found, parts).startswith("Net.forward (healthy.py"), check
+    assert "Head" not in place_of("data sharding", found, ["last.0"])
+
+
+def test_findings_name_the_inner_module() -> None:
+    subject = subject_of(WithHead())
+    found = {row["check"]: row.get("place", "") for row in examine(subject).facts["findings"]}
+    assert set(found) == {"device placement", "parameter updates"}
+    assert all(place.startswith("Head.forward (test_places.py:") for place in found.values()), found
+    (written,) = state.judge([{"last.0.seen": False}], Case(cell_for("dp", 2)))
+    assert written.parts == ("last.0.seen",) and "parts" not in written.row()
 
 
 def test_places_are_those_of_findings() -> None:
