@@ -26,6 +26,9 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"name": "AdamW", "lr": 0.01, "eps": 0.01, "betas": (0.8, 0.95)},
 }
 
+KEPT = (("single", 1), ("dp", 2), *((strategy, 2) for strategy in SEVERAL))
+"""Strategies and devices whose checkpoints are kept; these go on from all that are there, and those of three ranks."""
+
 
 def train(strategy: str, rank: int, world_size: int, devices: int, unit: str, recipe: str) -> list[float]:
     training = training_of(strategy, rank, world_size, devices, Regression(unit), training=RECIPES[recipe])
@@ -65,7 +68,7 @@ def results(rank: int, world_size: int, checkpoints: Path) -> dict[tuple[str, in
     for strategy, devices in placed:
         for unit, recipe in product(("samples", "tokens"), RECIPES):
             found[strategy, devices, unit, recipe] = train(strategy, rank, world_size, devices, unit, recipe)
-        for optimizer in OPTIMIZERS:
+        for optimizer in OPTIMIZERS if (strategy, devices) in KEPT else ():
             keep(checkpoints, strategy, rank, world_size, devices, optimizer)
     if world_size == 1:
         adam = training_of("single", rank, world_size, 1, Regression(), optimizer=OPTIMIZERS["AdamW"])
@@ -74,7 +77,7 @@ def results(rank: int, world_size: int, checkpoints: Path) -> dict[tuple[str, in
     for strategy in strategies if world_size > 1 else []:
         counts = [exchanges(strategy, rank, world_size, recipe) for recipe in ("", "accumulated")]
         found[strategy, world_size, "samples", "exchanges"] = counts
-    for strategy, devices in placed:
+    for strategy, devices in (each for each in placed if each in KEPT or world_size == 3):
         for source in sorted(path.name for path in checkpoints.iterdir()):
             went_on = go_on(checkpoints, source, strategy, rank, world_size, devices)
             found[strategy, devices, "samples", f"from {source}"] = went_on

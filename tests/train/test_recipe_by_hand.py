@@ -29,11 +29,8 @@ FILE = Path(__file__).parents[2] / "experiments" / "resnet34_cifar10.yaml"
 SEED, EPOCHS, IMAGES, BATCH = 1, 6, 8, 4  # 12 steps; the rate drops after the fifth epoch
 
 
-def by_hand(folder: Path, initial: dict[str, torch.Tensor], devices: int) -> tuple[list[float], list[float]]:
-    """The losses and the learning rates of the loop, on the same images in the same order.
-
-    On several devices as nn.DataParallel does it: each has the batch statistics of its part, the loss is of all parts.
-    """
+def by_hand(folder: Path, initial: dict[str, torch.Tensor]) -> tuple[list[float], list[float]]:
+    """The losses and the learning rates of the loop, on the same images in the same order."""
     normalize = transforms.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
     whole = CIFAR10(str(folder), train=True, transform=transforms.Compose([transforms.ToTensor(), normalize]))
     data = Subset(whole, range(IMAGES))
@@ -49,8 +46,7 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor], devices: int) -> tup
         for indices in epoch_order(len(data), SEED, epoch).split(BATCH):
             images, labels = zip(*(data[int(index)] for index in indices), strict=True)
             optimizer.zero_grad()
-            outputs = torch.cat([model(part) for part in torch.stack(images).chunk(devices)])
-            loss = criterion(outputs, torch.tensor(labels))
+            loss = criterion(model(torch.stack(images)), torch.tensor(labels))
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
@@ -61,23 +57,21 @@ def by_hand(folder: Path, initial: dict[str, torch.Tensor], devices: int) -> tup
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_group")
-@pytest.mark.parametrize(("strategy", "devices"), [("single", 1), ("dp", 2)])
-def test_the_recipe_is_the_loop_written_by_hand(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, devices: int
-) -> None:
+def test_the_recipe_is_the_loop_written_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device; that dp trains as one device does: tests/train/test_equivalence.py."""
     make_cifar(tmp_path, monkeypatch)
     plan = make_plan(load_experiment(FILE), laptop())
-    planned = next(one.cell for one in plan.trials if (one.cell.strategy, one.cell.devices) == (strategy, devices))
+    planned = next(one.cell for one in plan.trials if one.cell.strategy == "single")
     options = {**planned.workload_options, "data_folder": str(tmp_path)}
     cell = replace(planned, workload_options=options, loader={}).at_global_batch_size(BATCH)
-    workload, ranks = workloads.build(cell), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),) * devices)
+    workload, ranks = workloads.build(cell), Ranks(0, 1, 0, 0, "n", "127.0.0.1", (torch.device("cpu"),))
     training = Training(cell, workload, SEED, ranks)
     initial = {name: value.clone() for name, value in training.unwrapped.state_dict().items()}
     train, validation = workload.datasets()
     data = TrainingData(cell, SEED, ranks, Subset(train, range(IMAGES)), validation, workload)
     run = Epochs(training, data, Convergence(epochs=EPOCHS), lambda: None)
     run.run()
-    losses, rates = by_hand(tmp_path, initial, devices)
+    losses, rates = by_hand(tmp_path, initial)
     assert run.steps.columns["loss"] == pytest.approx(losses, rel=1e-5)
     assert run.steps.columns["learning_rate"] == pytest.approx(rates)
     assert rates == pytest.approx([0.1] * 10 + [0.01] * 2)

@@ -133,8 +133,7 @@ def test_a_step_gathers_each_parameter_once_in_its_dtype_and_the_units_once_more
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_group")
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("model", ["resnet8", "gpt"])
+@pytest.mark.parametrize(("model", "precision"), [("resnet8", "bf16"), ("gpt", "fp16")])
 def test_a_network_trains_in_reduced_precision_and_its_statistics_stay_float32(model: str, precision: str) -> None:
     workload: Any = gpt() if model == "gpt" else ImageClassification(model="resnet8", data="digits", width=4)
     batch: Any = tokens(4) if model == "gpt" else (torch.randn(4, 3, 8, 8), torch.arange(4))
