@@ -325,13 +325,13 @@ def timed(step_s: list[float], wait_s: list[float], losses: list[float], **more:
 
 def test_of_each_step_the_slowest_rank_the_longest_wait_and_the_means_are_kept() -> None:
     nan = float("nan")
-    first = timed([1.0, 3.0, 2.0], [0.1, nan, 0.5], [1.0, 2.0, 3.0], grad_norm=[4.0, 2.0, 0.0])
+    first = timed([1.0, 3.0, 2.0], [0.4, nan, 0.5], [1.0, 2.0, 3.0], grad_norm=[4.0, 2.0, 0.0])
     second = timed([2.0, 1.0, 2.0], [0.3, nan, 0.2], [3.0, 2.0, nan], grad_norm=[2.0, 2.0, 1.0])
     kept = of_slowest([step_columns(rank, [window]) for rank, window in enumerate((first, second))])
     assert kept["rank"].tolist() == [1, 0, 0] and kept["step_s"].tolist() == [2.0, 3.0, 2.0]
     assert kept["mean_s"].tolist() == [1.5, 2.0, 2.0] and kept["step"].tolist() == [0, 1, 2]
-    np.testing.assert_equal(kept["wait_s"], [0.3, nan, 0.5])
-    assert kept["wait_rank"].tolist()[::2] == [1, 0]
+    np.testing.assert_equal(kept["wait_s"], [0.4, nan, 0.5])
+    assert kept["wait_rank"].tolist()[::2] == [0, 0]
     np.testing.assert_equal(kept["loss"], [1.0, 1.0, nan])  # a loss of one rank that is not finite shows
     assert kept["grad_norm"].tolist() == [3.0, 2.0, 0.5] and "weight" not in kept  # whatever a step reports
     tokens = [timed([1.0], [0.0], [total], weight=[weight]) for total, weight in ((9.0, 1.0), (22.0, 11.0))]
