@@ -427,7 +427,6 @@ def test_the_trials_of_a_group_share_its_processes_and_have_the_windows_of_every
     ("behaviour", "workers", "outcome", "in_reason", "in_detail"),
     [
         ("raises", 2, "error", "ValueError on rank 1: a bad sample", "_misbehave"),
-        ("dies", 2, "lost", "", ""),
         ("dies", 1, "lost", "the process of rank 0 terminated unexpectedly (exit code 9)", "exitcode  : 9"),
         ("hangs", 2, "timeout", "no step was completed within the time limit", "_misbehave"),
     ],
