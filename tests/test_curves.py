@@ -95,20 +95,6 @@ def test_two_ranks_train_together_and_rank_0_is_recorded(tmp_path: Path, two_ran
     assert finding["seen"] == "reported by other ranks than rank 0, and not by it: val_f1"
 
 
-def test_a_copy_that_ends_later_is_waited_for(tmp_path: Path, two_ranks: dict[str, Any]) -> None:
-    """Until when, and without a limit: tests/measure/script/test_following.py."""
-    text = """
-        from harness import probe
-        from harness.measure.script.parent import END_S
-        seconds = 0.5 if os.environ["RANK"] == "0" else END_S + 3
-        for _ in range(60):
-            weight.sum().backward(); optimizer.step(); time.sleep(seconds / 60)
-        probe.report(val_loss=1.0)
-    """
-    result = training(tmp_path, text, convergence={"seeds": 0, "steps": 1000}, **two_ranks)
-    assert len(rows_of(result)) == 1 and result.facts["connected_ranks"] == 0
-
-
 TARGET = {"metric": "val_loss", "at_most": 0.1}
 FAILING = {
     "nothing": (

@@ -18,6 +18,7 @@ from harness.measure.script import following
 from harness.measure.script.child import Counting
 from harness.measure.script.counting import StepRecorder
 from harness.measure.script.following import _followed_training
+from harness.measure.script.loop import _run
 from harness.measure.script.messages import EndOfTrial, Finished, Held, Hold, Progress, Schedule, Steps
 from harness.measure.script.parent import InThread, ScriptFailed
 from harness.train.ranks import Ranks
@@ -145,3 +146,21 @@ def test_a_training_that_is_held_ends_at_most_one_more_step_until_its_last_one_i
     parent.send("end")
     thread.join(10)
     assert len(script._steps.ended) == 4 and script._late is None
+
+
+def test_an_error_of_a_loop_is_raised_and_what_follows_its_last_window_is_sent() -> None:
+    sent: list[Any] = []
+    recorder: Any = SimpleNamespace(
+        measured=False, fail=lambda *words: sent.append(words), finish=lambda: sent.append("end")
+    )
+
+    def fails(config: Any) -> None:
+        raise config["error"]
+
+    with pytest.raises(ValueError, match="no such column"):
+        _run(fails, {"error": ValueError("no such column")}, recorder)
+    recorder.measured = True
+    for error in (ValueError("too late"), SystemExit(3)):
+        _run(fails, {"error": error}, recorder)
+    _run(len, {}, recorder)
+    assert sent == [("ValueError", "too late"), ("SystemExit", "the loop ended with exit code 3"), "end"]
