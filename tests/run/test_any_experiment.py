@@ -26,7 +26,7 @@ from harness.run.request import Request
 from tests.any_experiment import ANYTHING, broken, experiments, mistaken, optimizers, schedules
 from tests.conftest import ROOT, gpu_cluster, laptop
 
-FEW, MANY = 20, 250
+FEW, MANY = 20, 125
 SECONDS, MEGABYTES = 2.0, 500
 TOO_MUCH = re.compile(r"at most [0-9,]+ are allowed")
 INVENTORIES = st.sampled_from([laptop(2), laptop(64), gpu_cluster(1, 8), gpu_cluster(3, 4)])
