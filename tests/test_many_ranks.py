@@ -1,30 +1,24 @@
 """What a report of many ranks leaves out or holds otherwise changes no number: the same run, both ways.
 
-Steps of the slowest rank alone, as recorded by default, against all ranks' steps, on made-up and on measured windows;
-and some rows at a time.
+Steps of the slowest rank alone, as recorded by default, against all ranks' steps, on made-up windows; and
+some rows at a time.
 """
 
 from __future__ import annotations
 
-import shutil
 import tracemalloc
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 from pandas.testing import assert_frame_equal
 
 from harness.analysis import doubts, phases, trials
 from harness.analysis.results import TABLES, Results, load
-from harness.measure.stepper import of_slowest
 from harness.record.folder import RunFolder
-from harness.record.frames import in_parquet
-from harness.record.schema import STEPS
 from harness.run.execution import Execution
 from tests.benchmarks import scale
 from tests.benchmarks.thread_ranks import ThreadLauncher, make_up_ranks
-from tests.test_injection import THROUGHPUT, study, under_torchrun
 
 QUANTILES = {"step_s", "step_p5_s", "step_p95_s"}
 """Quantiles of the recorded steps, which are others. So may be the doubt "wide spread", which no trial here has."""
@@ -48,20 +42,6 @@ def test_no_number_but_quantiles_of_steps_depends_on_which_ranks_steps_are_kept(
     for name in ("scaling", "waterfall", "verdict", "noise", "leaders", "prediction", "phases", "windows", "cells"):
         assert len(getattr(slowest, name)), name
     assert differing(slowest, every) == QUANTILES  # else the two runs are the same, and this test shows nothing
-
-
-@pytest.mark.slow
-def test_no_number_but_quantiles_of_steps_depends_on_which_steps_of_a_measured_run_are_kept(tmp_path: Path) -> None:
-    """Two real ranks' steps, all recorded, against the same steps reduced as they would have been."""
-    throughput = {**THROUGHPUT, "blocks": 3, "window_steps": 5, "explain": True, "keep_steps": "all"}
-    every = under_torchrun(study(["rank1"], cells=[], throughput=throughput), tmp_path)
-    reduced = shutil.copytree(every.folder.path, tmp_path / "reduced")
-    for file in (reduced / "raw").glob("*.parquet"):
-        ranks = [rows.assign(weight=4.0) for _, rows in pd.read_parquet(file).groupby("rank")]  # equal shares
-        columns = of_slowest([{name: np.asarray(rows[name]) for name in rows} for rows in ranks])
-        file.write_bytes(in_parquet(STEPS, columns))
-    assert len(every.waterfall) > 2 and len(every.verdict) and every.scaling["low"].notna().any()
-    assert differing(load(reduced), every) == QUANTILES
 
 
 def differing(slowest: Results, every: Results) -> set[str]:
