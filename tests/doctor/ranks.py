@@ -25,6 +25,9 @@ CPU = torch.device("cpu")
 SMALL = ("conv_stack", "mlp", "segmentation", "padded_sequences", "emulated_compute")
 BUILTIN = [("image_classification", "resnet8"), ("language_model", "nano"), *((name, "small") for name in SMALL)]
 """The built-in workloads, each with a model; a larger one has the same code."""
+BUILTIN_PLACED = [(*each, strategy) for each in BUILTIN for strategy in ("dp", "ddp")]
+BUILTIN_PLACED += [("language_model", "nano", strategy) for strategy in ("single", "fsdp")]
+"""Each in both ways of several devices; the one with units of layers in all."""
 TIMED = {("slow rank", "warning"), ("loader throughput", "warning"), ("loader throughput", "note")}
 """Check and severity of the findings that compare times."""
 SHORT = {"padded_sequences": {"longest": 64, "text_bytes": 20_000}}
@@ -97,8 +100,8 @@ def main(rank: int, world_size: int, out: Path) -> None:
     mine.sort(key=lambda pair: pair[0] is OneSlowRank)  # it spoils its process
     examined = {
         f"{name} {model} {strategy}": look_at_builtin(name, model, strategy, rank, world_size)
-        for name, model in BUILTIN
-        for strategy in (("ddp", "fsdp") if world_size > 1 else ("single", "dp"))
+        for name, model, strategy in BUILTIN_PLACED
+        if (strategy in ("ddp", "fsdp")) == (world_size > 1)
     }
     examined |= {f"{kind.__name__} {strategy}": look(kind, strategy, rank, world_size) for kind, strategy in mine}
     if rank == 0:

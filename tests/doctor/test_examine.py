@@ -7,7 +7,7 @@ import pytest
 from tests.doctor import recipes
 from tests.doctor.conftest import Examined
 from tests.doctor.faulty import FAULTS, HEALTHY
-from tests.doctor.ranks import BUILTIN
+from tests.doctor.ranks import BUILTIN_PLACED
 from tests.doctor.scripts import SCRIPT_FAULTS, SCRIPTS, Script
 
 pytestmark = pytest.mark.slow
@@ -27,7 +27,7 @@ def test_a_fault_is_named_by_its_check_and_no_other(examined: Examined, check: s
 
 
 CORRECT = [f"{workload.__name__} {strategy}" for workload, strategy in HEALTHY]
-CORRECT += [f"{name} {model} {strategy}" for name, model in BUILTIN for strategy in ("single", "dp", "ddp", "fsdp")]
+CORRECT += [" ".join(placed) for placed in BUILTIN_PLACED]
 
 
 @pytest.mark.parametrize("name", CORRECT)
