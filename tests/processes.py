@@ -120,7 +120,7 @@ class Command:
             self.others()
             assert self.process.poll() is None, self.output
             assert time.monotonic() < until, f"waited in vain; {self.output}"
-            time.sleep(0.05)
+            time.sleep(0.1)
 
     def seconds_until_alone(self, within_s: float) -> float:
         """How long until none of its processes lives."""
@@ -128,7 +128,7 @@ class Command:
         while left := self.others():
             waited = time.monotonic() - began
             assert waited < within_s, f"after {waited:.0f} s there are still {[p.cmdline()[:3] for p in left]}"
-            time.sleep(0.05)
+            time.sleep(0.1)
         return time.monotonic() - began
 
 
