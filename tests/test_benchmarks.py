@@ -15,10 +15,8 @@ import pytest
 from harness.config.load import parse_experiment
 from harness.launch.protocol import TrialStarted
 from harness.plan.planner import make_plan
-from harness.system import files
-from tests.benchmarks import control_plane, growth, overhead, overhead_plain, run_time, scale, shared_groups
+from tests.benchmarks import control_plane, growth, overhead, run_time, scale, shared_groups
 from tests.conftest import laptop
-from tests.forked_launch import use_forks
 
 
 def sizes(**changed: float) -> dict[str, float]:
@@ -117,18 +115,6 @@ def test_shared_groups_judges_the_pooled_ratio_each_cell_and_its_memory(
     assert [row[0] for row in rows] == ["a", "b"] and missed is bool(wrong)
     parts = [part for part in said.split("; ") if part.endswith("MISSED")]
     assert len(parts) == len(wrong) and all(part.startswith(start) for part, start in zip(parts, wrong, strict=True))
-
-
-@pytest.mark.slow
-def test_overhead_plain_compares_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The plain script under torchrun itself."""
-    use_forks(monkeypatch)
-    path = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", ["overhead_plain", "--repeats", "1", "--devices", "1", "--json", str(path)])
-    overhead_plain.main()
-    result = json.loads(path.read_text())["figures"]["1"]
-    assert [len(result[name]) for name in ("plain_step_s", "harness_step_s")] == [1, 1]
-    assert 0.02 < result["harness_step_s"][0] / result["plain_step_s"][0] < 50  # one of each: a pause may be in it
 
 
 def test_growth_prints_every_round_and_compares_no_small_one(
