@@ -19,10 +19,6 @@ def trains(config: dict[str, Any]) -> None:
     train_loop_per_worker(config)
 
 
-def raises(config: dict[str, Any]) -> None:
-    raise ValueError("no such column")
-
-
 def no_step(config: dict[str, Any]) -> None:
     pass
 
