@@ -17,7 +17,6 @@ from harness.plan.memory_forecast import forecast, traced_cell
 from harness.train import workloads
 from harness.train.ranks import Ranks
 from harness.train.training import Training
-from tests.worlds import rank_main
 
 STEPS = 5
 ADAMW = {"name": "AdamW", "lr": 0.001}
@@ -75,7 +74,3 @@ def main(rank: int, world_size: int, out: Path) -> None:
     peaks = {name: measured(cell, rank) for name, cell in cells(world_size).items()}
     if rank == 0:
         out.write_text(json.dumps(peaks))
-
-
-if __name__ == "__main__":
-    rank_main(main)

@@ -23,8 +23,9 @@ from harness.plan.cell import Cell
 from harness.train import workloads
 from harness.train.model import faked
 from harness.train.training import Training
+from tests import allocations
 from tests.allocations import cells, estimated, measured
-from tests.worlds import run_ranks
+from tests.worlds import fork_ranks
 
 CPU = [torch.device("cpu")]
 MIB = 2**20
@@ -294,7 +295,7 @@ def test_traces_are_within_two_percent_of_real_allocations(tmp_path: Path, monke
     assert len(planned) == 9
     for world in range(WORLDS):
         (folder := tmp_path / str(world)).mkdir()
-        for name, peaks in json.loads(run_ranks("tests.allocations", 2, folder).read_text()).items():
+        for name, peaks in json.loads(fork_ranks(allocations.main, 2, folder).read_text()).items():
             real[name] = [*real.get(name, []), *peaks]
         errors = {name: planned[name] / min(real[name]) - 1 for name in planned}
         if all(abs(error) <= 0.02 for error in errors.values()):
