@@ -60,5 +60,5 @@ def _draw(draw: Callable[[Results], Drawing], results: Results) -> Chart:
     text = f"{drawing.title}. {drawing.caption}"
     if drawing.figure is None:
         raise ValueError(text)
-    drawing.figure.caption = text
+    drawing.figure.caption, drawing.figure.more = text, drawing.more
     return drawing.figure

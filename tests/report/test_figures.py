@@ -544,7 +544,7 @@ def test_unusual_studies_are_drawn(columns: dict[str, Any]) -> None:
 
 def test_many_settings_are_truncated_with_a_note() -> None:
     drawing = drawn("throughput", full_study(blocks=1, batches=range(1, 16), strategies=["ddp"]))
-    assert len(axes_of(drawing.figure)) == 12
+    assert [len(axes_of(figure)) for figure in (drawing.figure, *drawing.more)] == [3, 9]
     assert "The first 12 settings are drawn" in drawing.caption
 
 

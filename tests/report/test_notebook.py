@@ -30,6 +30,8 @@ def test_a_figure_is_one_of_matplotlib_with_its_caption(tmp_path: Path) -> None:
     figure = harness.load(EXAMPLE).plot.ratios()
     assert isinstance(figure, Figure) and "95 %" in figure.caption and repr(figure) == figure.caption
     assert figure._repr_png_()[1:4] == b"PNG"
+    further = harness.load(EXAMPLE).plot.waterfall().more
+    assert [len(each.axes) for each in further] == [2]  # of four cells
     figure.savefig(tmp_path / "e.svg")
     assert b"<svg" in (tmp_path / "e.svg").read_bytes()
 

@@ -49,9 +49,10 @@ class Mark:
 
 
 class Chart(Figure):
-    """A figure with marks, and its caption in a notebook."""
+    """A figure with marks, and in a notebook its caption and the figures that follow it."""
 
     caption = ""
+    more: Sequence[Chart] = ()
 
     def _repr_png_(self) -> bytes:
         return image_of(self, "png")
@@ -120,7 +121,7 @@ FILE_DPI, FILE_COLOURS = 192, 256  # twice the pixels of a page, which has 96 an
 class Drawing:
     """A figure with its caption; without a figure the caption has the reason.
 
-    ``more``: figures of the folder alone.
+    ``more``: further figures, of which the page folds the first; the folder has all.
     """
 
     title: str

@@ -70,7 +70,8 @@ MOST_COLUMNS = 3
 def throughput_by_devices(results: Results) -> Drawing:
     """Draw throughput against devices, both logarithmic, with its blocks and the ideal line from the stated base.
 
-    One or two numbers of devices make no curve: each cell then has a line of its own, on a linear axis.
+    One or two numbers of devices make no curve: each cell then has a line of its own, on a linear axis. The first
+    figure is a row of panels: settings that the verdict names come first.
     """
     title, rows = "Throughput against devices", results.scaling
     if rows.empty:
@@ -81,7 +82,12 @@ def throughput_by_devices(results: Results) -> Drawing:
         return Drawing(title, SINGLE, None)
     by_cell = with_twins(results.trials).groupby("cell_id")["throughput_per_s"]  # of a base the mean of both trials
     dots = {str(cell): speeds.tolist() for cell, speeds in by_cell}
-    figure, limits = (_throughput_curves if is_curve else _throughput_by_cell)(facets, rows, dots)
+    named = {*results.verdict["cell_id"].dropna()}
+    facets.sort(key=lambda facet: named.isdisjoint(facet[1]["cell_id"]))
+    draw = _throughput_curves if is_curve else _throughput_by_cell
+    parts = (facets[:MOST_COLUMNS], facets[MOST_COLUMNS:])  # one row of panels leads the page
+    figures, every_limits = zip(*(draw(part, rows, dots) for part in parts if part), strict=True)
+    limits = [ends for part in every_limits for ends in part]
     caption = (
         f"Geometric mean over {captions.count(rows)}, which are dots; bars are 95 % t intervals"
         f"{captions.no_interval(rows)}, an arrow at ends beyond the axis. Dashed: the base times devices"
@@ -89,7 +95,7 @@ def throughput_by_devices(results: Results) -> Drawing:
         f"{captions.excluded(rows)}{captions.set_apart(rows)}{captions.in_table(every, facets)}"
         f"{captions.scales(limits)}{captions.cut(facets)}"
     )
-    return Drawing(title if is_curve else "Throughput of each cell", caption, figure)
+    return Drawing(title if is_curve else "Throughput of each cell", caption, figures[0], figures[1:])
 
 
 Dots = Mapping[str, Sequence[float]]
