@@ -312,6 +312,23 @@ def test_the_appendix_has_its_figures_without_tables(run_folder: RunFolder, monk
     assert not re.search('["#]appendix"', run_folder.report.read_text())
 
 
+def test_the_page_folds_the_second_figure_and_leaves_others_to_the_folder(
+    run_folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def several(results: Results) -> Drawing:
+        drawings = [dot(results) for _ in range(3)]
+        return replace(drawings[0], more=[one.figure for one in drawings[1:] if one.figure])
+
+    monkeypatch.setattr(html, "FIGURES", {"throughput": several})
+    write_report(run_folder.path)
+    names = {path.name for path in run_folder.figures.glob("*.png")}
+    assert names == {"throughput.png", "throughput_2.png", "throughput_3.png"}
+    page = run_folder.report.read_text()
+    figure = page[page.index('id="figure-throughput"') : page.index("</figure>")]
+    assert figure.count("data:image/png") == 2
+    assert figure.index("<summary>More of them") < figure.rindex("data:image/png") < figure.index("</details>")
+
+
 def test_the_decision_and_the_leading_figures_come_before_the_reasons(written: RunFolder) -> None:
     page = written.report.read_text()
     decision = ['id="verdict"', "<dt>SURE</dt>", "<dt>OPEN</dt>", "<dt>NEXT</dt>"]
