@@ -87,6 +87,38 @@ class FrozenNorm(Healthy):
             return self.last(torch.relu(self.norm(self.first(x))))
 
 
+class OwnNorm(nn.Module):
+    """Batch normalisation as a user writes it, with running statistics that are changed in place or replaced."""
+
+    def __init__(self, width: int, how: str = "in place") -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("mean", torch.zeros(width))
+        self.register_buffer("variance", torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, variance = self.mean, self.variance
+        if self.training and self.how != "constant":
+            mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
+            if self.how == "in place":
+                self.mean.mul_(0.9).add_(0.1 * mean.detach())
+                self.variance.mul_(0.9).add_(0.1 * variance.detach())
+            else:
+                self.mean = 0.9 * self.mean + 0.1 * mean.detach()
+                self.variance = 0.9 * self.variance + 0.1 * variance.detach()
+        return (x - mean) / (variance + 1e-5).sqrt()
+
+
+class OwnBatchNorm(Healthy):
+    class Net(Net):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.drop = OwnNorm(8), nn.Identity()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(self.norm(x))
+
+
 class KeepsItsLastOutput(Healthy):
     """For a picture: nothing depends on it."""
 
@@ -227,6 +259,7 @@ HEALTHY: list[tuple[type[Healthy], str]] = [
     *product((MetricsThatDraw, MasksInCollate), ("single",)),
     *product((FrozenBackbone, KeepsItsLastOutput, AveragedWeights), ("ddp",)),
     (EverySecondSample, "dp"),
+    *product((OwnBatchNorm,), ("single", "dp", "ddp", "fsdp")),
     *product((SlowlyOpened,), ("single",)),
     (NoiseOfEachRank, "ddp"),
 ]

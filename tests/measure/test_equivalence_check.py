@@ -23,6 +23,7 @@ from harness.plan.comparison import MAX_DIFFERENCE
 from harness.plan.trial import SkipTrial
 from harness.train.ranks import Ranks
 from harness.train.workloads.image_classification import ImageClassification
+from tests.doctor.lookalikes import OwnNorm
 
 CPU = torch.device("cpu")
 BASE = Cell("w", None, None, "single", "cpu", 1, 1, "strong", 8, 8, optimizer={"name": "SGD", "lr": 0.1})
@@ -94,28 +95,6 @@ def test_replicas_train_as_one_device_does_which_trains_twice_alike() -> None:
     assert set(differences(sketches_of(BASE), alone).values()) == {0.0}
     for devices in (2, 4):
         assert max(differences(sketches_of(replicated(BASE, devices)), alone).values()) < 1e-4
-
-
-class OwnNorm(nn.Module):
-    """Batch normalisation as a user writes it, with running statistics that are changed in place or replaced."""
-
-    def __init__(self, width: int, how: str) -> None:
-        super().__init__()
-        self.how = how
-        self.register_buffer("mean", torch.zeros(width))
-        self.register_buffer("variance", torch.ones(width))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        mean, variance = self.mean, self.variance
-        if self.training and self.how != "constant":
-            mean, variance = x.mean(dim=0), x.var(dim=0, unbiased=False)
-            if self.how == "in place":
-                self.mean.mul_(0.9).add_(0.1 * mean.detach())
-                self.variance.mul_(0.9).add_(0.1 * variance.detach())
-            else:
-                self.mean = 0.9 * self.mean + 0.1 * mean.detach()
-                self.variance = 0.9 * self.variance + 0.1 * variance.detach()
-        return (x - mean) / (variance + 1e-5).sqrt()
 
 
 class WithOwnNorm(Small):
