@@ -206,3 +206,28 @@ def test_tensors_of_any_class_and_views_count_by_their_values() -> None:
     assert one == same != other
     assert value_digest(values.conj()) == value_digest(values.conj().resolve_conj()) != value_digest(values)
     assert value_digest(SimpleNamespace(x=values.conj())) != value_digest(SimpleNamespace(x=values))
+
+
+class Scaled(torch.Tensor):
+    """A tensor without values of its own: what it wraps has them."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(f"{func} of a tensor that is only kept")
+
+
+def test_tensors_that_wrap_others_are_compared_by_these() -> None:
+    one, other = (Scaled(torch.full((2,), value)) for value in (1.0, 2.0))
+    assert value_digest([one]) == value_digest([Scaled(torch.ones(2))]) != value_digest([other])
