@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import math
 import os
 import signal
@@ -67,9 +66,6 @@ class Faults:
     def cuda_memory(self, total: Tensor) -> Tensor:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB (injected)")
 
-    def refused_memory(self, total: Tensor) -> Tensor:
-        return total + torch.empty(1 << 46, dtype=torch.uint8).sum()
-
     def hog(self, total: Tensor) -> Tensor:
         while sum(map(len, self.held)) < self.stop_bytes:
             self.held.append(b"\1" * CHUNK_BYTES)
@@ -85,10 +81,6 @@ class Faults:
 
     def sigkill(self, total: Tensor) -> Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
-        return total
-
-    def sigsegv(self, total: Tensor) -> Tensor:
-        ctypes.string_at(0)
         return total
 
     def node(self, total: Tensor) -> Tensor:

@@ -47,16 +47,14 @@ class Fault:
 
 FAULTS = (
     Fault("step", "error", r"ValueError on rank 1: a bad sample", "last words before step"),
-    Fault("refused_memory", "oom", r"RuntimeError on rank 1: .*can't allocate", "refused_memory"),
     Fault("nan", "diverged", r"the loss became nan on rank 1 in step 7", "step 6: "),
     Fault("nan", "diverged", r"the loss became nan on rank 1 in step 7", "step 6: ", "convergence"),
     Fault("sleeps", "timeout", r"; rank 1 in sleeps", "_engine_run_backward"),
     Fault("loader", "timeout", r"; rank 1 in ", "__getitem__"),
     Fault("sigkill", "ok", "", "last words before sigkill", outcomes=("lost", "ok")),
-    Fault("sigsegv", "ok", "", "Segmentation fault|SIGSEGV", outcomes=("lost", "ok")),
 )
 """One of each kind. Others are in launch/test_worker.py; a busy loop and os._exit in launch/test_torchrun.py."""
-ONCE = ("sigkill", "sigsegv")
+ONCE = ("sigkill",)
 
 
 def experiment(folder: Path) -> dict[str, Any]:
@@ -138,7 +136,7 @@ def test_every_other_trial_is_measured_and_the_run_ends_with_1(done: Run) -> Non
     trials = done.results.trials.drop_duplicates("trial_id", keep="last")
     fault = trials["options"].map(lambda options: options["workload.fault"])
     healthy = trials[(trials["strategy"] == "single") | (fault == "none")]
-    assert len(healthy) == 10  # on one device each, and one without a fault on two
+    assert len(healthy) == 8  # on one device each, and one without a fault on two
     assert set(healthy["outcome"]) == {"ok"}
     failed = trials[~trials["outcome"].isin(["ok", "skipped"])]
     assert set(fault[failed.index]) == {fault.name for fault in FAULTS if fault.outcome != "ok"}
