@@ -32,7 +32,10 @@ from tests.benchmarks.figures import UNCHECKED, table_of_numbers, write_figures
 BATCHES = (16, 32, 64, 128)
 OPTIMIZERS = {"SGD": ("linear", {"momentum": 0.9}), "Adam": ("sqrt", {})}
 WORKLOADS = {
-    "image_classification": ({"data": ["digits"], "model": ["resnet8"]}, {"SGD": 0.002, "Adam": 0.0002}),
+    "image_classification": (
+        {"data": ["digits"], "model": ["resnet8"], "workload.width": [8]},
+        {"SGD": 0.002, "Adam": 0.0002},
+    ),
     "mlp": ({"data": ["digits"], "model": ["small"]}, {"SGD": 0.002, "Adam": 0.0002}),
     "conv_stack": ({"data": ["digits"], "model": ["small"]}, {"SGD": 0.02, "Adam": 0.001}),
 }

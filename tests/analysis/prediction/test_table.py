@@ -199,7 +199,7 @@ WITHOUT_OWN_STEPS = family({size: replace(seen, own_s=()) for size, seen in fami
         (changed(oversubscribed=True), "share devices"),
         (family(exchanges=()), "recorded no exchanges"),
         (family(exchanges=(Exchange("all_gather", 2**20, 0.01, 0.01),)), "sparse gradients"),
-        (changed(exchange_s={"own collectives": 0.1}), "the workload's own code exchanges values in each step"),
+        (changed(exchange_s={"own collectives": 0.1}), "the user's own code exchanges values in each step"),
         (family({Size(2, 2): observed(Size(2, 2))}), "needs two numbers of devices, measured: 2 on 2 nodes"),
         (WITHOUT_OWN_STEPS, "no step without exchange was measured"),
     ],
