@@ -23,7 +23,6 @@ exclude: [{strategy: ddp, devices: 1}, {strategy: ddp, launcher: torchrun}, {var
 throughput: {blocks: 1, warmup_steps: 2, warmup_rounds: 2, windows: 1, window_steps: 4, window_seconds: 0, twin: false,
   explain: false}
 optimizer: {name: SGD, lr: 0.001}
-preflight: false
 """
 WORKLOAD = """
 import importlib.util
@@ -112,3 +111,4 @@ def test_each_version_is_checked_against_its_own_device(results: Results) -> Non
     assert checks["equivalent"].all()
     bases = results.cells.set_index("cell_id")["variant"]
     assert (results.scaling["base_id"].map(bases) == results.scaling["variant"]).all()
+    assert set(results.findings["severity"]) <= {"note", "warning"}
