@@ -288,6 +288,7 @@ def test_a_job_is_requeued_if_a_trial_settled(tmp_path: Path, sent: signal.Signa
     found, output, called = job.end()
     assert found == code and ("scontrol requeue 7" in called) == requeued
     assert ("not requeued: it settled no trial" in output) == (code == UNSETTLED)
+    assert ("not requeued: the command ended with exit code 1" in output) == (code == 1)
 
 
 @pytest.mark.slow
@@ -310,6 +311,12 @@ def test_a_job_whose_report_takes_longer_than_the_notice_is_requeued_if_a_trial_
 def test_without_ray_in_the_environment_no_node_is_used(tmp_path: Path) -> None:
     code, output, called = start_job(tmp_path, {"ray": None}).end()
     assert code == 2 and called == [] and "no ray in " in output and "VENV=FOLDER sbatch" in output
+
+
+def test_an_environment_that_is_named_and_has_no_ray_is_not_replaced_by_another(tmp_path: Path) -> None:
+    places = {"VENV": str(tmp_path / "other"), "PATH": f"{tmp_path}/bin:/usr/sbin:/usr/bin:/bin"}
+    code, output, called = start_job(tmp_path, **places).end()
+    assert code == 2 and called == [] and f"no ray in {tmp_path}/other/bin: name the environment" in output
 
 
 FAILS = CALLED + "exit 3\n"
@@ -342,12 +349,12 @@ def test_nodes_that_do_not_start_in_time_are_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_gpus_that_ray_does_not_find_are_said_and_the_command_runs(tmp_path: Path) -> None:
-    alive = [{"Alive": True, "NodeManagerHostname": name} for name in (platform.node(), "n63")]
-    found = 'def cluster_resources(): return {"GPU": 6.0}\n'
-    (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n{found}")
+    named = {platform.node(): 4.0, "n63": 2.0}
+    alive = [{"Alive": True, "NodeManagerHostname": name, "Resources": {"GPU": n}} for name, n in named.items()]
+    (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n")
     python = f'{CALLED}[ "$1" = - ] || exit 0\nexec {sys.executable} "$@"\n'
     code, output, called = start_job(tmp_path, {"python": python}, SLURM_GPUS_ON_NODE="4").end()
-    assert code == 0 and "Ray found 6 of 8 GPUs: cells that need more are skipped" in output
+    assert code == 0 and "of 4 GPUs a node Ray found 2 on n63: cells that need more are skipped" in output
     assert any(line.startswith("python -u -m harness.run e.yaml") for line in called)
 
 
@@ -397,7 +404,8 @@ def test_a_packed_venv_is_unpacked_on_each_node_and_its_programs_start_the_copie
     (made / "bin/ray").chmod(0o755)
     subprocess.run(["tar", "-cf", tar, "-C", made, "."], check=True)
     shutil.rmtree(made)
-    alive = [{"Alive": True, "NodeManagerHostname": name} for name in (platform.node(), "n63")]
+    of_node = {"Alive": True, "Resources": {}}
+    alive = [{**of_node, "NodeManagerHostname": name} for name in (platform.node(), "n63")]
     (tmp_path / "ray.py").write_text(f"def is_initialized(): return True\ndef nodes(): return {alive}\n")
     (tmp_path / "harness").mkdir()
     (tmp_path / "harness/run.py").write_text("import sys\nprint('command of', sys.prefix)\n")

@@ -54,7 +54,7 @@ CLUSTERS: Mapping[str, ClusterFile] = {
                 {r" --gpus-per-node=\d+": "", **_sbatch("gres")},
             ),
             "cpus": Question(
-                "CPUs of each node, CPUTot of scontrol show node",
+                "CPUs of each node, CPUEfctv of scontrol show node, else CPUTot",
                 COUNT,
                 {r"--cpus-per-task=\d+": "--cpus-per-task=ANSWER"},
             ),
@@ -78,7 +78,11 @@ CLUSTERS: Mapping[str, ClusterFile] = {
                 {r"^VENV_TAR=.*$": "VENV_TAR=${VENV_TAR:-ANSWER}"},
             ),
             "output": Question("folder of results", PATH, {r"\$\{OUTPUT:-results\}": "${OUTPUT:-ANSWER}"}),
-            "iface": Question("network interface to measure", NAME, {r"^IFACE=.*$": "IFACE=${IFACE:-ANSWER}"}),
+            "iface": Question(
+                "interface for Ray and gloo, such as ib0; NCCL finds InfiniBand itself",
+                NAME,
+                {r"^IFACE=.*$": "IFACE=${IFACE:-ANSWER}"},
+            ),
             "pyxis": Question(
                 "image file for pyxis and enroot",
                 PATH,
@@ -134,6 +138,10 @@ CLUSTERS: Mapping[str, ClusterFile] = {
 }
 
 
+ALTERNATIVES = (("venv", "venv_tar", "pyxis", "apptainer"), ("gpus", "gres"))
+"""Questions of which one is answered."""
+
+
 def cluster_text(cluster: str, given: Sequence[str]) -> tuple[ClusterFile, str, list[str]]:
     """Return the file of a kind of cluster, its text with the answers, and what remains to be answered.
 
@@ -157,7 +165,10 @@ def cluster_text(cluster: str, given: Sequence[str]) -> tuple[ClusterFile, str, 
             text = re.sub(pattern, replacement.replace("ANSWER", words), text, flags=re.MULTILINE)
     if "workers" in answers:
         text = re.sub(r"(m\w\w_workers:) \d+", rf"\1 {answers['workers'].count(',') + 1}", text)
-    return file, text, [f"{name} ({each.text})" for name, each in file.questions.items() if name not in answers]
+    settled = {
+        name for group in ALTERNATIVES if any(one in answers for one in group) for name in group
+    } | answers.keys()
+    return file, text, [f"{name} ({each.text})" for name, each in file.questions.items() if name not in settled]
 
 
 def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
@@ -173,7 +184,7 @@ def _checked(cluster: str, given: Sequence[str]) -> dict[str, str]:
         elif name in answers:
             problems.append(f"{name}: got it twice; allowed: one answer")
         answers[name] = value
-    for group in (("venv", "venv_tar", "pyxis", "apptainer"), ("gpus", "gres")):
+    for group in ALTERNATIVES:
         if len(both := [name for name in group if name in answers]) > 1:
             problems.append(f"got {' and '.join(both)}; allowed: one of them")
     if problems:

@@ -57,6 +57,8 @@ def test_an_answer_stands_in_each_of_its_places_and_nothing_else_changes(cluster
         assert re.search(pattern, before, re.MULTILINE)
     assert any(sample in line for line in changed) and len(changed) <= 6
     assert f"{question} (" not in result.output
+    alternatives = [group for group in init_cluster.ALTERNATIVES if cluster == "slurm" and question in group]
+    assert not any(f"{other} (" in result.output for group in alternatives for other in group)
 
 
 def test_all_answers_make_a_script_that_bash_reads(here: Path) -> None:
