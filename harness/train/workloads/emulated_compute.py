@@ -172,15 +172,21 @@ class WaitingLayer(nn.Module):
 
 
 class PassNumbers:
-    """Standard normal numbers, each correlated with the one before (AR(1)); of its own, as a generator is."""
+    """Standard normal numbers, each correlated with the one before (AR(1)).
 
-    def __init__(self, generator: random.Random, correlation: float) -> None:
-        self._generator, self._correlation = generator, correlation
-        self._last = generator.normalvariate(0, 1)
+    Each is drawn from its number, and no generator is held: by one, a comparison of trainings takes values for random.
+    """
+
+    def __init__(self, seed: str, correlation: float) -> None:
+        self._seed, self._correlation, self._drawn = seed, correlation, 0
+        self._last = self._fresh()
+
+    def _fresh(self) -> float:
+        self._drawn += 1
+        return random.Random(f"{self._seed} {self._drawn}").normalvariate(0, 1)
 
     def draw(self) -> float:
-        fresh = math.sqrt(1 - self._correlation**2) * self._generator.normalvariate(0, 1)
-        self._last = self._correlation * self._last + fresh
+        self._last = self._correlation * self._last + math.sqrt(1 - self._correlation**2) * self._fresh()
         return self._last
 
 
@@ -194,7 +200,7 @@ class WaitingLayers(nn.Module):
         self.step_s, self.sample_s, self.step_spread = workload.step_s, workload.sample_s, workload.step_spread
         own = f"{workload.seed} {get_rank() if is_initialized() else 0}"
         self.rank_factor = math.exp(workload.rank_spread * random.Random(f"rank {own}").normalvariate(0, 1))
-        self.passes = PassNumbers(random.Random(f"passes {own}"), workload.step_correlation)
+        self.passes = PassNumbers(f"passes {own}", workload.step_correlation)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # compiled, it would not wait
     def forward(self, values: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import random
 from typing import Any
 
 import numpy as np
@@ -118,7 +117,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_parameters(clock: Clock) -> None
 
 @pytest.mark.parametrize("correlation", [0.8, 0.0])
 def test_neighbouring_passes_are_correlated_as_asked(correlation: float) -> None:
-    passes = PassNumbers(random.Random(1), correlation)
+    passes = PassNumbers("1", correlation)
     numbers = np.array([passes.draw() for _ in range(20_000)])
     assert np.std(numbers) == pytest.approx(1.0, abs=0.05)
     assert np.corrcoef(numbers[:-1], numbers[1:])[0, 1] == pytest.approx(correlation, abs=0.02)
