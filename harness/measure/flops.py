@@ -65,8 +65,9 @@ def count_flops(workload: Workload, batch: object, device: torch.device, *, shar
     least two samples, else batch normalisation may fail. Random generators and grad mode are restored. An exception of
     the workload, out of memory included, becomes the reason; KeyboardInterrupt and SystemExit pass. Work outside
     torch's operators, such as a Triton kernel started by hand, is not counted. All ranks call it, since loss() may have
-    collectives. The parameters have shapes but no memory, which the training beside them may need. Only if loss() reads
-    a value that depends on them are they real, and never those of a ``sharded`` model, which may not fit on one device.
+    collectives. The parameters have shapes but no memory, which the training beside them may need. Only if that fails,
+    as where loss() reads a value that depends on them, are they real, if the device has room for them; never those of
+    a ``sharded`` model.
     """
     on_gpu = device.type == "cuda"
     try:

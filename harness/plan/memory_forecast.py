@@ -306,7 +306,8 @@ def traced_cell(cell: Cell) -> Cell:
     """Return the cell whose trace gives the peak of this one; equal ones share a trace.
 
     fsdp is traced at its number of devices, up to MOST_DEVICES; all else as one device at the same per-device batch.
-    Both are traced without compilation, and fp16 as bf16, which has the same width.
+    Both are traced without compilation, and fp16 as bf16, which has the same width. Each batch is traced: where a
+    workload pads its batches, or the peak is that of the update, it is on no line through two others.
     """
     share = micro_batch(cell) * cell.micro_batches
     sharded = cell.own_traits is None and cell.traits.shards_parameters
