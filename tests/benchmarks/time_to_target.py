@@ -41,8 +41,8 @@ from tests.benchmarks.figures import UNCHECKED, table_of_numbers, write_figures
 MODULE = "tests.benchmarks.time_to_target"
 SAMPLE_S = 0.001
 DEVICES, HELD_OUT = (1, 2), 4
-BATCHES = {1: (16, 32), 2: (16, 32), HELD_OUT: (16, 32)}
-"""Samples of a device by number of devices."""
+BATCHES = (16, 32)
+"""Samples of a device."""
 OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD": ("linear", {"lr": 0.002, "momentum": 0.9}),
     "Adam": ("sqrt", {"lr": 0.0002}),
@@ -80,28 +80,36 @@ def is_open(port: int) -> bool:
         return tried.connect_ex(("127.0.0.1", port)) == 0
 
 
+def content_of(optimizer: str, epochs: int, *, held_out: bool) -> dict[str, Any]:
+    """Return the experiment of the trainings with an optimizer, each cell with three seeds."""
+    rule, options = OPTIMIZERS[optimizer]
+    devices = [HELD_OUT] if held_out else list(DEVICES)
+    trained_at = sorted({count * batch for count in devices for batch in BATCHES})
+    return {
+        "name": f"{optimizer.lower()}-{'held-out' if held_out else 'measured'}",
+        "workload": f"{MODULE}:{Waiting.__name__}",
+        "grid": {
+            "data": ["digits"],
+            "model": ["small"],
+            "strategy": ["ddp"],
+            "devices": devices,
+            "per_device_batch_size": list(BATCHES),
+        },
+        "optimizer": {"name": optimizer, **options},
+        "training": {"lr_scaling": rule, "lr_base_batch_size": min(BATCHES)},
+        "throughput": None
+        if held_out
+        else {"blocks": 5, "windows": 2, "window_seconds": 0.5, "twin": False, "links_seconds": 10},
+        "convergence": {"epochs": epochs, "seeds": [0, 1, 2], "only": {"global_batch_size": trained_at}},
+        **UNCHECKED,
+    }
+
+
 def trained(optimizer: str, epochs: int, output: Path, address: str, *, held_out: bool) -> Results:
     """Return the results of the trainings with an optimizer; an earlier run in the folder is taken."""
-    folder = output / f"{optimizer.lower()}-{'held-out' if held_out else 'measured'}"
+    content = content_of(optimizer, epochs, held_out=held_out)
+    folder = output / content["name"]
     if not (found := sorted(folder.glob("*/report.html"))):
-        rule, options = OPTIMIZERS[optimizer]
-        devices = [HELD_OUT] if held_out else list(DEVICES)
-        content = {
-            "name": folder.name,
-            "workload": f"{MODULE}:{Waiting.__name__}",
-            "grid": {
-                "data": ["digits"],
-                "model": ["small"],
-                "strategy": ["ddp"],
-                "devices": devices,
-                "per_device_batch_size": list(BATCHES[devices[0]]),
-            },
-            "optimizer": {"name": optimizer, **options},
-            "training": {"lr_scaling": rule, "lr_base_batch_size": min(BATCHES[1])},
-            "throughput": {"blocks": 5, "windows": 2, "window_seconds": 0.5, "twin": False, "links_seconds": 10},
-            "convergence": {"epochs": epochs, "seeds": [0, 1, 2]},
-            **UNCHECKED,
-        }
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / "experiment.yaml"
         file.write_text(dump(content, flow=None, width=100))
