@@ -1,26 +1,22 @@
 """The time to a target at twice the devices, as ``harness decide`` predicts it, against trainings there.
 
-``python -m tests.benchmarks.time_to_target [--epochs 16] [--output FOLDER] [--json FILE]``
+``python -m tests.benchmarks.time_to_target [--epochs 12] [--output FOLDER] [--json FILE]``
 
 A network of scikit-learn's digits trains for real; each sample also takes SAMPLE_S in which its rank waits, so that
-four ranks share two cores as four devices would. Ray is told that the machine has four. With SGD and with Adam, under a
-declared rule of the learning rate, ddp trains on one and two devices at global batches of 16, 32 and 64; four devices
-are held out, at the largest batch that was trained and at twice that. The target is the loss that every training
-reaches. The time of a training is the median over seeds of its seconds to the target, with the start of a worker group.
-The target of the project: each error at most 20 %.
+four ranks share two cores as four devices would, each on a node of its own, over links of RATE_MBIT. With SGD and with
+Adam, under a declared rule of the learning rate, ddp trains on one and two nodes at global batches of 16, 32 and 64;
+four nodes are held out, at the largest batch that was trained and at twice that. The target is the loss that every
+training reaches. The time of a training is the median over seeds of its seconds to the target, with the start of a
+worker group. The target of the project: each error at most 20 %. Needs root; nothing else may run on the machine.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +25,21 @@ from torch import Tensor, nn
 
 from harness.analysis.common import rows_of
 from harness.analysis.prediction.predictions import Asked
-from harness.analysis.results import Results
+from harness.analysis.results import Results, load
 from harness.analysis.time_to_target import decision
 from harness.analysis.trials import convergence
+from harness.config.load import parse_experiment
 from harness.config.sections import Target
-from harness.config.yaml_source import dump
-from harness.report.notebook import load
+from harness.plan.planner import make_plan
+from harness.record.folder import RunFolder
+from harness.run.execution import Execution
 from harness.train.workloads.mlp import Mlp
+from tests.benchmarks.emulated_links import NamespaceLauncher, World, why_not, world
 from tests.benchmarks.figures import UNCHECKED, table_of_numbers, write_figures
 
 MODULE = "tests.benchmarks.time_to_target"
 SAMPLE_S = 0.001
+RATE_MBIT = 1000.0
 DEVICES, HELD_OUT = (1, 2), 4
 BATCHES = (16, 32)
 """Samples of a device."""
@@ -60,26 +60,6 @@ class Waiting(Mlp):
         return super().loss(model, batch)
 
 
-@contextmanager
-def four_slots(port: int) -> Iterator[str]:
-    """Start a Ray cluster that says it has HELD_OUT processors; yield its address, and end it."""
-    own = [f"--port={port}", f"--num-cpus={HELD_OUT}", "--include-dashboard=false", "--disable-usage-stats", "--block"]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", *own]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as head:  # not "ray stop", which ends other clusters too
-        try:
-            while head.poll() is None and not is_open(port):
-                time.sleep(0.2)
-            yield f"127.0.0.1:{port}"
-        finally:
-            head.terminate()
-
-
-def is_open(port: int) -> bool:
-    """Return whether something listens on a port of this machine."""
-    with socket.socket() as tried:
-        return tried.connect_ex(("127.0.0.1", port)) == 0
-
-
 def content_of(optimizer: str, epochs: int, *, held_out: bool) -> dict[str, Any]:
     """Return the experiment of the trainings with an optimizer, each cell with three seeds."""
     rule, options = OPTIMIZERS[optimizer]
@@ -93,6 +73,7 @@ def content_of(optimizer: str, epochs: int, *, held_out: bool) -> dict[str, Any]
             "model": ["small"],
             "strategy": ["ddp"],
             "devices": devices,
+            "nodes": devices,
             "per_device_batch_size": list(BATCHES),
         },
         "optimizer": {"name": optimizer, **options},
@@ -105,25 +86,20 @@ def content_of(optimizer: str, epochs: int, *, held_out: bool) -> dict[str, Any]
     }
 
 
-def trained(optimizer: str, epochs: int, output: Path, address: str, *, held_out: bool) -> Results:
-    """Return the results of the trainings with an optimizer; an earlier run in the folder is taken."""
-    content = content_of(optimizer, epochs, held_out=held_out)
-    folder = output / content["name"]
-    if not (found := sorted(folder.glob("*/report.html"))):
-        folder.mkdir(parents=True, exist_ok=True)
-        file = folder / "experiment.yaml"
-        file.write_text(dump(content, flow=None, width=100))
-        command = [sys.executable, "-m", "harness.run", str(file), "--output", str(output), "--quiet"]
-        subprocess.run([*command, "--address", address], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-        found = sorted(folder.glob("*/report.html"))
-    return load(found[-1].parent)
+def trained(optimizer: str, epochs: int, output: Path, emulated: World, *, held_out: bool) -> Results:
+    """Return the results of the trainings with an optimizer."""
+    experiment = parse_experiment(content_of(optimizer, epochs, held_out=held_out), source="time_to_target")
+    plan = make_plan(experiment, emulated.inventory(1))
+    folder = RunFolder.create(output, experiment, plan, "")
+    Execution(plan, folder, NamespaceLauncher(experiment, emulated), lambda event: None).run()
+    return load(folder.path)
 
 
 def points(measured: Results, held_out: Results) -> Iterator[dict[str, Any]]:
     """Yield the predicted and the measured time at each batch of the held-out number of devices."""
     least = max(float(run.epochs.groupby("trial_id")[METRIC].min().max()) for run in (measured, held_out))
     target = Target(metric=METRIC, at_most=least)
-    table, _ = decision(measured, target, Asked(devices=(HELD_OUT,)))
+    table, _ = decision(measured, target, Asked(devices=(HELD_OUT,), nodes=(HELD_OUT,)))
     known = rows_of(convergence(held_out.trials, held_out.epochs, target, held_out.verdicts))
     groups = held_out.ledger[held_out.ledger["level"] == "group"].groupby(["invocation", "group_id"])["seconds"].sum()
     for row in rows_of(table):
@@ -136,15 +112,19 @@ def points(measured: Results, held_out: Results) -> Iterator[dict[str, Any]]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--epochs", type=int, default=16)
+    parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--output", type=Path, default=Path("results/time_to_target"))
-    parser.add_argument("--port", type=int, default=6480)
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     figures: dict[str, list[dict[str, Any]]] = {}
-    with four_slots(asked.port) as address:
+    if reason := why_not():
+        print(reason, file=sys.stderr)
+        return 2
+    asked.output.mkdir(parents=True, exist_ok=True)
+    with world(HELD_OUT) as emulated:
+        emulated.set_rate(RATE_MBIT)
         for optimizer in OPTIMIZERS:
-            runs = [trained(optimizer, asked.epochs, asked.output, address, held_out=own) for own in (False, True)]
+            runs = [trained(optimizer, asked.epochs, asked.output, emulated, held_out=own) for own in (False, True)]
             figures[optimizer] = list(points(*runs))
     table = table_of_numbers(f"Time to the target on {HELD_OUT} devices", ("", "batch", "predicted", "needed", "error"))
     for optimizer, found in figures.items():
