@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import groupby
@@ -19,15 +20,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from harness.doctor.gate import SKIP_RULES
 from harness.launch.protocol import GroupStarted, Job, Measured, Sent, TrialStarted
-from harness.launch.subgroups import Alternation, Sender, own_modules
+from harness.launch.subgroups import Alternation, Sender, Subgroups, own_modules
 from harness.launch.worker import run_group
 from harness.plan.grid import OwnCode
 from harness.plan.planner import make_plan
 from harness.plan.trial import TrialResult
 from harness.system.files import code_hash
 from harness.system.user_code import CodeVersion
-from harness.train.ranks import Ranks
+from harness.train.ranks import LOADER_WORKERS, Cache, Ranks
 from tests.conftest import Make, experiment_of, laptop
 from tests.forks import start
 
@@ -232,6 +234,30 @@ def test_at_each_time_one_trial_computes_though_another_leaves(trials: int, leav
         list(pool.map(compute, range(trials)))
     left = [place for place in range(trials) if place != leaves]
     assert order == [*range(trials), *3 * left]
+
+
+def test_what_the_doctor_finds_on_one_rank_is_known_to_the_others(
+    make_experiment: Make, monkeypatch: pytest.MonkeyPatch, no_group: None
+) -> None:
+    """Ranks as threads, without process groups: one runs the trial, the other waits for its end."""
+    grid = {"strategy": ["single", "ddp"], "devices": [1, 2], "per_device_batch_size": 8}
+    experiment = make_experiment(grid, throughput={"blocks": 1, "twin": False})
+    group = make_plan(experiment, laptop()).groups[0]
+    trial = next(each for each in group.trials if each.cell.devices == 1)
+    monkeypatch.setattr(Subgroups, "_connected", lambda self, trial, members: nullcontext(replace(self._ranks, rank=0)))
+    store, job = dist.HashStore(), Job(experiment, group, 1)
+    caches: tuple[Cache, Cache] = ({}, {})
+
+    def run(rank: int) -> bool:
+        subgroups = object.__new__(Subgroups)
+        subgroups._job, subgroups._store = job, store
+        subgroups._ranks = Ranks(rank, 2, rank, 0, "n0", "127.0.0.1", (torch.device("cpu"),))
+        learned = {SKIP_RULES: ["rule"], LOADER_WORKERS: {("data",): 3}}
+        return subgroups.run((trial,), lambda *_: not caches[rank].update(learned), lambda message: True, caches[rank])
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(run, (0, 1))) == [True, True]
+    assert caches[0] == caches[1] == {SKIP_RULES: ["rule"], LOADER_WORKERS: {("data",): 3}}
 
 
 @pytest.mark.slow
