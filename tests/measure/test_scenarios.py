@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.doctor import examine
 from harness.launch import worker
 from harness.launch.worker import run_scenario
 from harness.measure import environment, peak_memory, scenarios
@@ -287,3 +288,15 @@ def test_a_trial_has_the_loader_workers_that_the_doctor_decided_on_if_the_file_l
     context.cache.clear()
     context.trial = replace(context.trial, loader_workers=None)
     assert context.loading_cell.loader == {"workers": None}
+
+
+def test_the_first_examination_in_a_process_decides_on_loader_workers(
+    within: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = within(sections={"preflight": True}, purpose="doctor")
+    for decided in (2, 5):
+        report = examine.DoctorReport(of_checks={"loader_workers": decided})
+        monkeypatch.setattr(examine, "examine", lambda subject, report=report: report)
+        result = examine.run_doctor_trial(context)
+        assert result.facts["loader_workers"] == decided
+        assert context.cache[LOADER_WORKERS] == {context.trial.cell.loader_key: 2}
