@@ -284,13 +284,13 @@ NO_WORKERS = "trials read their data without workers, which the file leaves open
 class ByWorkers:
     """Samples that loader workers read differently from the process itself, of those compared; or why they failed.
 
-    ``decided``: False if the trials may do without workers, which the file leaves open.
+    ``needed``: whether the trials have workers in any case; else the file leaves their number open.
     """
 
     differ: int = 0
     compared: int = 0
     failed: str = ""
-    decided: bool = True
+    needed: bool = True
 
 
 class _Digests(Dataset[object]):
@@ -315,8 +315,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
     """
     train = subject.datasets[0]
     workers = workers_of(subject.cell.loader, subject.device.type, train)
-    decided = bool(workers) or subject.cell.loader.get("workers", 0) is not None
-    if (decided and not workers) or subject.cell.data == "synthetic_device":
+    needed = bool(workers) or subject.cell.loader.get("workers", 0) is not None
+    if (needed and not workers) or subject.cell.data == "synthetic_device":
         return ByWorkers()
     size, digests = len(train), _Digests(SeededDataset(train, subject.seed))
     count = min(BY_WORKERS, size)
@@ -347,8 +347,8 @@ def observe_workers(subject: Subject) -> ByWorkers:
     except NoDigest:  # the check of the samples says so
         return ByWorkers()
     except Exception as error:  # of a worker: its last line, after the traceback
-        return ByWorkers(failed=(str(error).strip().splitlines() or [type(error).__name__])[-1][:300], decided=decided)
-    return ByWorkers(differ, compared, decided=decided)
+        return ByWorkers(failed=(str(error).strip().splitlines() or [type(error).__name__])[-1][:300], needed=needed)
+    return ByWorkers(differ, compared, needed=needed)
 
 
 def _until(batches: Iterable[list[str]], seconds: float) -> Iterator[list[str]]:
@@ -364,7 +364,7 @@ def _until(batches: Iterable[list[str]], seconds: float) -> Iterator[list[str]]:
 def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
     if failed := next((rank.failed for rank in seen if rank.failed), ""):
         means = "trials of these cells read their data through workers, and fail if this is no accident"
-        means = means if seen[0].decided else NO_WORKERS
+        means = means if seen[0].needed else NO_WORKERS
         yield Finding(NAME, "warning", f"loader workers: {failed}", means, remedy(failed) or "try loader.workers: 0")
     worst = max(seen, key=lambda rank: rank.differ)
     if worst.differ:
@@ -372,8 +372,8 @@ def judge_workers(seen: Sequence[ByWorkers], case: Case) -> Iterator[Finding]:
         means = "what the data set opened or seeded before the workers were forked is shared by them, as an open file "
         means += "with one position: samples mix with others, or are read wrongly"
         advice = "open files in __getitem__, at the first use in each process, and compute samples from their index "
-        severity: Severity = "error" if worst.decided else "warning"
-        means += "" if worst.decided else f"; {NO_WORKERS}"
+        severity: Severity = "error" if worst.needed else "warning"
+        means += "" if worst.needed else f"; {NO_WORKERS}"
         yield Finding(NAME, severity, f"{text}loader workers", means, f"{advice}alone; or loader.workers: 0")
 
 
